@@ -1,0 +1,39 @@
+# `make` or `make help` lists the targets. PYTHON=/path/to/python3.11 chooses the interpreter of .venv.
+
+BIN := .venv/bin
+SUITE := tests/unit tests/ray tests/hosts
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: ## .venv with everything: raycontrol, frameworks, test tools
+	@scripts/setup all
+
+demo: ## train a classifier with torchrun over two instances, on this machine
+	@scripts/setup torch
+	$(BIN)/raycontrol run configs/ddp/job.yaml --set placement=pack
+
+test: setup ## every test but the long ones
+	$(BIN)/python -m pytest -m 'not long and not gpu' $(SUITE)
+
+test-all: setup ## every test
+	$(BIN)/python -m pytest -m 'not gpu' $(SUITE)
+
+check: ## format, lint, types, unit tests; under a minute
+	@scripts/setup test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit
+
+bench: ## how long a submit and a small job take, on three hosts (needs root)
+	@scripts/setup test
+	$(BIN)/python -m scripts.bench
+
+clean: ## remove what builds and checks have left (.venv stays)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

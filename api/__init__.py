@@ -1,0 +1,1 @@
+"""The HTTP surface; the only place that imports fastapi."""

@@ -1,0 +1,86 @@
+"""Backends: what each mode makes of a spec and facts. Pure functions, one module a mode, imported on use.
+
+A mode's module has three functions:
+
+``plan(spec, brief, facts) -> Plan``
+    everything that will be done, as a value;
+``leases(member) -> tuple[str, ...]``
+    the purposes for which that instance has to lease a port on its node before the plan is made;
+``explain(lines) -> Cause | None``
+    the rank and code that the mode's launcher names in a failed instance's last lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from raycontrol.errors import PlanError
+from raycontrol.plan import Brief, Cause, Facts, Plan
+from raycontrol.spec import JobSpec, Member, Mode, members
+
+_MODULES = {Mode.DDP: "raycontrol.backends.ddp_mode"}
+
+
+def make_plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
+    """Return the plan of one attempt from the facts of all its instances, in the order of INDEX."""
+    plan: Plan = _backend(spec.mode).plan(spec, brief, facts)
+    return plan
+
+
+def leases(mode: Mode, member: Member) -> tuple[str, ...]:
+    """Return the purposes for which this instance leases a port of its node."""
+    purposes: tuple[str, ...] = _backend(mode).leases(member)
+    return purposes
+
+
+def explain(mode: Mode, lines: Sequence[str]) -> Cause | None:
+    """Return what the mode's launcher says, in its last lines, of the rank that failed."""
+    cause: Cause | None = _backend(mode).explain(lines)
+    return cause
+
+
+def plan_of(spec: JobSpec, facts: tuple[Facts, ...] | None = None) -> Plan:
+    """Return the plan of a job that has not been submitted; without ``facts`` addresses and ports are symbolic."""
+    name = spec.name or "<job name>"
+    brief = Brief(job_id="<job id>", job_name=name, attempt=0, attempt_id="<attempt id>")
+    return make_plan(spec, brief, facts or tuple(_symbolic(spec.mode, member) for member in members(spec)))
+
+
+def local_environment(mode: Mode) -> dict[str, str]:
+    """Return the environment contract as one process on this machine would see it, for trying a script by hand."""
+    spec = JobSpec(mode=mode, command="true", name="local", nodes=1)
+    facts = Facts(
+        instance=members(spec)[0].name,
+        ip="127.0.0.1",
+        node_name="localhost",
+        ports={"master": "29500", "probe": "0"},
+        interface="lo",
+        code_dir=".",
+        output_dir="./outputs",
+    )
+    brief = Brief(job_id="local", job_name="local", attempt=0, attempt_id="local.0")
+    environment = make_plan(spec, brief, (facts,)).environment[facts.instance]
+    return {name: value for name, value in environment.items() if value is not None}
+
+
+def _backend(mode: Mode) -> Any:
+    if mode not in _MODULES:
+        raise PlanError(f"mode {mode} is not built yet; this version runs {', '.join(_MODULES)}")
+    return import_module(_MODULES[mode])
+
+
+def _symbolic(mode: Mode, member: Member) -> Facts:
+    purposes = ("probe", *leases(mode, member))
+    gpus = int(member.resources.gpu) or (1 if member.resources.gpu > 0 else 0)
+    return Facts(
+        instance=member.name,
+        ip=f"<ip of {member.name}>",
+        node_name=f"<node of {member.name}>",
+        ports={purpose: f"<{purpose} port of {member.name}>" for purpose in purposes},
+        gpus=tuple(f"<gpu {number} of {member.name}>" for number in range(gpus)),
+        interface=f"<interface of {member.name}>",
+        code_dir="<code dir>",
+        output_dir=f"<output dir of {member.name}>",
+    )

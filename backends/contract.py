@@ -1,0 +1,78 @@
+"""The part of the environment contract that every mode shares (docs/environment.md).
+
+The names ``NODE_LIST`` … ``MASTER_PORT`` are those of Tencent TI-ONE's task-based modeling; the names that begin with
+``RAYCONTROL_`` are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raycontrol.plan import Brief, Facts
+from raycontrol.spec import JobSpec, Member, members
+
+Environment = dict[str, str | None]
+
+
+def environments(
+    spec: JobSpec, brief: Brief, facts: Sequence[Facts], own: Mapping[str, Mapping[str, str]]
+) -> dict[str, Environment]:
+    """Return every instance's environment: defaults, then the job's and group's ``env``, then the reserved names.
+
+    ``own[instance]`` holds the mode's own variables; those that are reserved names cannot have been set by the user,
+    so that their place before ``env`` does no harm.
+    """
+    gang = members(spec)
+    reserved = {
+        member.name: _reserved(spec, brief, gang, facts, member, fact)
+        for member, fact in zip(gang, facts, strict=True)
+    }
+    return {
+        member.name: {**_defaults(facts, fact), **own[member.name], **member.env, **reserved[member.name]}
+        for member, fact in zip(gang, facts, strict=True)
+    }
+
+
+def bracketed(ip: str) -> str:
+    """Return the address as it is written before a colon and a port."""
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def _defaults(facts: Sequence[Facts], fact: Facts) -> Environment:
+    """What the user may replace."""
+    variables: Environment = {
+        "MASTER_PORT": facts[0].ports["master"],
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if fact.interface is not None:
+        variables["NCCL_SOCKET_IFNAME"] = f"={fact.interface}"
+        variables["GLOO_SOCKET_IFNAME"] = fact.interface
+    return variables
+
+
+def _reserved(
+    spec: JobSpec, brief: Brief, gang: Sequence[Member], facts: Sequence[Facts], member: Member, fact: Facts
+) -> Environment:
+    return {
+        "NODE_LIST": ",".join(f"{bracketed(item.ip)}:{len(item.gpus)}" for item in facts),
+        "NODE_NUM": str(len(gang)),
+        "INDEX": str(member.index),
+        "GPU_NUM": str(sum(len(item.gpus) for item in facts)),
+        "GPU_NUM_PER_NODE": str(len(fact.gpus)),
+        "CUDA_VISIBLE_DEVICES": ",".join(fact.gpus),
+        "MASTER_ADDR": facts[0].ip,
+        "RAYCONTROL_JOB_ID": brief.job_id,
+        "RAYCONTROL_JOB_NAME": brief.job_name,
+        "RAYCONTROL_MODE": spec.mode,
+        "RAYCONTROL_ATTEMPT": str(brief.attempt),
+        "RAYCONTROL_ATTEMPT_ID": brief.attempt_id,
+        "RAYCONTROL_GROUP": member.group,
+        "RAYCONTROL_ROLE": member.role,
+        "RAYCONTROL_INSTANCE": member.name,
+        "RAYCONTROL_SLOTS": str(member.slots),
+        "RAYCONTROL_NP": str(sum(item.slots for item in gang)),
+        "RAYCONTROL_NODE_NAMES": ",".join(item.node_name for item in facts),
+        "RAYCONTROL_CODE_DIR": fact.code_dir,
+        "RAYCONTROL_OUTPUT_DIR": fact.output_dir,
+    }

@@ -1,0 +1,336 @@
+"""The archive: keeps the bytes of jobs on the head, appended at offsets, and hands packages to nodes.
+
+A plain class; a cluster runs one of them as an actor on the head, and a client that has no cluster reads with one
+of its own. It decides nothing and remembers nothing: every answer comes from the files, so it may be killed at any
+time and the senders go on from what the next one says it holds. A file of bytes on their way is locked while it is
+written, so two archives on one home do no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raycontrol.disk import (
+    free_bytes,
+    locked,
+    make_way,
+    remove_tree,
+    sha256,
+    sync_folder,
+    sync_path,
+    tree_bytes,
+)
+from raycontrol.errors import PackageError, StoreError
+from raycontrol.logs import MIB, JobFolder, PackageFolder, jobs_folder, read_at, tail_offset
+
+T = TypeVar("T")
+
+LONGEST_POLL_S = 20.0
+LARGEST_READ_BYTES = 16 * MIB
+STALE_S = 3600.0
+"""Uploads that nobody went on with for so long are given up at the next start."""
+
+
+class Archive:
+    """Logs, outputs and packages below ``home``; nothing is made there before the first write.
+
+    ``min_free_bytes`` of the file system stay free: a write that would go below raises ``StoreError`` and changes
+    nothing, so that senders wait. A fault of the file system (disk full, read-only) raises ``StoreError``, a name
+    that could lead out of ``home`` ``UsageError``.
+    """
+
+    def __init__(self, home: str | os.PathLike[str], *, min_free_bytes: int = 200 * MIB) -> None:
+        self.home = Path(home).expanduser()
+        self.min_free_bytes = min_free_bytes
+        self._packages = PackageFolder(self.home)
+        # Two pools, so that hashing a package or deleting a job never keeps the logs waiting.
+        self._quick = ThreadPoolExecutor(8, thread_name_prefix="archive")
+        self._slow = ThreadPoolExecutor(2, thread_name_prefix="archive-slow")
+        self._waiting: dict[tuple[str, int], set[asyncio.Event]] = {}
+        remove_stale(self.home, older_than_s=STALE_S)
+
+    def close(self) -> None:
+        """End the threads; calls under way are finished first."""
+        self._quick.shutdown()
+        self._slow.shutdown()
+
+    # Logs
+
+    async def append(self, job_id: str, attempt: int, instance: str, offset: int, data: bytes) -> int:
+        """Append the part of ``data`` past what is held; returns the bytes held now, where the sender goes on.
+
+        ``offset`` is the place of ``data`` in the sender's file. Bytes held already are ignored, and past a gap
+        nothing is taken, so any call may be repeated. With empty ``data`` it asks, and makes the (empty) log.
+        """
+        path = JobFolder(self.home, job_id).log(instance, attempt)
+        held = await self._in(self._quick, self._append, path, offset, data)
+        for event in self._waiting.get((job_id, attempt), ()):
+            event.set()
+        return held
+
+    async def sync(self, job_id: str, attempt: int) -> None:
+        """Return when the attempt's logs are on the disk and not only in memory."""
+        await self._in(self._slow, sync_folder, JobFolder(self.home, job_id).logs(attempt))
+
+    async def sizes(self, job_id: str, attempt: int) -> dict[str, int]:
+        """Bytes held of each instance's log."""
+        return await self._in(self._quick, JobFolder(self.home, job_id).sizes, attempt)
+
+    async def read(self, job_id: str, attempt: int, instance: str, offset: int, max_bytes: int) -> bytes:
+        """Up to ``max_bytes`` (and 16 MiB) of a log from ``offset``; empty at its end."""
+        path = JobFolder(self.home, job_id).log(instance, attempt)
+        return await self._in(self._quick, read_at, path, offset, min(max_bytes, LARGEST_READ_BYTES))
+
+    async def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
+        """Where the last ``lines`` lines of a log begin: the offset to ``read`` or ``follow`` from."""
+        path = JobFolder(self.home, job_id).log(instance, attempt)
+        return await self._in(self._quick, tail_offset, path, lines)
+
+    async def follow(
+        self,
+        job_id: str,
+        attempt: int,
+        offsets: dict[str, int],
+        timeout_s: float,
+        max_bytes: int,
+        *,
+        instance: str | None = None,
+    ) -> dict[str, bytes]:
+        """Wait until a log has bytes past its offset, and return those of every such log.
+
+        Logs that ``offsets`` does not name count from 0, so new instances show up by themselves; ``instance``
+        narrows to one. ``max_bytes`` (at most 16 MiB) is shared by the logs in the answer. Empty when
+        ``timeout_s`` (at most 20) has passed: call again.
+        """
+        folder = JobFolder(self.home, job_id)
+        deadline = time.monotonic() + min(timeout_s, LONGEST_POLL_S)
+        grown = asyncio.Event()
+        waiting = self._waiting.setdefault((job_id, attempt), set())
+        waiting.add(grown)
+        try:
+            while True:
+                # Cleared before the look: an append that comes after the look then ends the wait.
+                grown.clear()
+                news = await self._in(self._quick, read_news, folder, attempt, offsets, max_bytes, instance)
+                if news or not await happened(grown, deadline - time.monotonic()):
+                    return news
+        finally:
+            waiting.discard(grown)
+            if not waiting:
+                self._waiting.pop((job_id, attempt), None)
+
+    # Outputs
+
+    async def append_output(
+        self,
+        job_id: str,
+        instance: str,
+        relpath: str,
+        offset: int,
+        data: bytes,
+        mode: int,
+        size: int,
+        mtime_ns: int,
+    ) -> int:
+        """Append to an output file of ``size`` bytes; returns the bytes held, and ``size`` when it is in place.
+
+        A file is known by path, size and time: the one in place with the same three is answered with ``size`` at
+        once, and another version starts from 0 and takes the old one's place when it is whole.
+        """
+        folder = JobFolder(self.home, job_id)
+        final = folder.output(instance, relpath)
+        part = folder.incoming(instance, relpath, size, mtime_ns)
+        top = folder.outputs(instance)
+        return await self._in(
+            self._quick, self._append_output, top, final, part, offset, data, mode, size, mtime_ns
+        )
+
+    # Packages
+
+    async def has_package(self, digest: str) -> bool:
+        return await self._in(self._quick, self._packages.path(digest).is_file)
+
+    async def put_package(self, digest: str, offset: int, data: bytes, last: bool) -> int:
+        """Append to a package; returns the bytes held, as in ``append``. A whole package ignores what comes.
+
+        ``last`` says that ``data`` ends it: when all bytes are held they are compared with ``digest`` and put in
+        place, durably. Several senders of one package help each other. ``PackageError`` when the bytes are not
+        those of the digest; they are dropped and a sender may start again.
+        """
+        self._packages.path(digest)
+        return await self._in(self._slow, self._put_package, digest, offset, data, last)
+
+    async def read_package(self, digest: str, offset: int, max_bytes: int) -> bytes:
+        """Up to ``max_bytes`` (and 16 MiB) of a package; empty at its end. ``PackageError`` without it."""
+        path = self._packages.path(digest)
+        return await self._in(self._quick, read_package, path, offset, min(max_bytes, LARGEST_READ_BYTES))
+
+    # Keeping house
+
+    async def remove_job(self, job_id: str) -> None:
+        """Remove all that is kept of a job; nothing happens when there is nothing."""
+        await self._in(self._slow, remove_tree, JobFolder(self.home, job_id).root)
+
+    async def remove_packages(self, keep: set[str]) -> None:
+        """Remove every whole package whose digest is not in ``keep``."""
+        await self._in(self._slow, remove_packages, self._packages.root, keep)
+
+    async def usage(self) -> dict[str, Any]:
+        """``{"jobs": {id: bytes}, "packages": {digest: bytes}, "free_bytes": …, "min_free_bytes": …}``."""
+        return {**await self._in(self._slow, usage, self.home), "min_free_bytes": self.min_free_bytes}
+
+    async def _in(self, pool: Executor, function: Callable[..., T], *arguments: Any) -> T:
+        """Run file work in a thread of ``pool``."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+        except OSError as error:
+            raise StoreError(f"archive {self.home}: {error}") from error
+
+    def _append(self, path: Path, offset: int, data: bytes) -> int:
+        with locked(path) as descriptor:
+            return self._append_to(descriptor, offset, data)
+
+    def _append_to(self, descriptor: int, offset: int, data: bytes) -> int:
+        held = os.fstat(descriptor).st_size
+        fresh = memoryview(data)[held - offset :] if offset <= held else memoryview(b"")
+        if not fresh:
+            return held
+        self._require_room(len(fresh))
+        while fresh:
+            written = os.pwrite(descriptor, fresh, held)
+            held, fresh = held + written, fresh[written:]
+        return held
+
+    def _require_room(self, needed: int) -> None:
+        free = free_bytes(self.home)
+        if free - needed < self.min_free_bytes:
+            raise StoreError(
+                f"archive {self.home}: {free // MIB} MiB free, below the floor of {self.min_free_bytes // MIB} MiB; "
+                "nothing more is kept until there is room (`raycontrol prune` removes old jobs)"
+            )
+
+    def _append_output(
+        self,
+        top: Path,
+        final: Path,
+        part: Path,
+        offset: int,
+        data: bytes,
+        mode: int,
+        size: int,
+        mtime_ns: int,
+    ) -> int:
+        if is_version(final, size, mtime_ns):
+            return size
+        with locked(part) as descriptor:
+            # Another sender of this version may have finished it while we waited for the lock.
+            if is_version(final, size, mtime_ns):
+                part.unlink()
+                return size
+            for old in part.parent.glob(f"{part.name.split('.')[0]}.*"):
+                if old != part:
+                    old.unlink(missing_ok=True)
+            held = self._append_to(descriptor, offset, data[: max(0, size - offset)])
+            if held < size:
+                return held
+            os.fchmod(descriptor, mode & 0o777 | 0o600)
+            os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+            os.fsync(descriptor)
+            make_way(top, final)
+            part.replace(final)
+        return size
+
+    def _put_package(self, digest: str, offset: int, data: bytes, last: bool) -> int:
+        whole, part = self._packages.path(digest), self._packages.incoming(digest)
+        if whole.is_file():
+            return whole.stat().st_size
+        with locked(part) as descriptor:
+            if whole.is_file():
+                part.unlink()
+                return whole.stat().st_size
+            held = self._append_to(descriptor, offset, data)
+            if not last or held < offset + len(data):
+                return held
+            if sha256(part) != digest:
+                part.unlink()
+                raise PackageError(
+                    f"package {digest}: the {held} bytes that arrived are not its own; send it again"
+                )
+            os.fsync(descriptor)
+            part.replace(whole)
+            sync_path(whole.parent)
+        return held
+
+
+def is_version(path: Path, size: int, mtime_ns: int) -> bool:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return found.st_size == size and found.st_mtime_ns == mtime_ns and path.is_file()
+
+
+def read_news(
+    folder: JobFolder, attempt: int, offsets: dict[str, int], max_bytes: int, instance: str | None
+) -> dict[str, bytes]:
+    grown = [
+        name
+        for name, size in folder.sizes(attempt).items()
+        if size > offsets.get(name, 0) and instance in (None, name)
+    ]
+    if not grown:
+        return {}
+    share = max(1, min(max_bytes, LARGEST_READ_BYTES) // len(grown))
+    news = {name: read_at(folder.log(name, attempt), offsets.get(name, 0), share) for name in grown}
+    return {name: data for name, data in news.items() if data}
+
+
+async def happened(event: asyncio.Event, timeout_s: float) -> bool:
+    """True when the event came within the time."""
+    try:
+        await asyncio.wait_for(event.wait(), max(0.0, timeout_s))
+    except asyncio.TimeoutError:
+        return False
+    return True
+
+
+def read_package(path: Path, offset: int, max_bytes: int) -> bytes:
+    data = read_at(path, offset, max_bytes)
+    if not data and not path.is_file():
+        raise PackageError(f"package {path.stem} is not in the archive")
+    return data
+
+
+def remove_packages(root: Path, keep: set[str]) -> None:
+    for path in root.glob("*.tar"):
+        if path.stem not in keep:
+            path.unlink(missing_ok=True)
+
+
+def remove_stale(home: Path, older_than_s: float) -> None:
+    """Remove what an earlier archive left half done: folders it was removing, uploads that ended long ago."""
+    for hidden in jobs_folder(home).glob(".removed-*"):
+        shutil.rmtree(hidden, ignore_errors=True)
+    parts = [
+        *PackageFolder(home).root.glob("incoming/*.part"),
+        *jobs_folder(home).glob("*/incoming/*/*.part"),
+    ]
+    for part in parts:
+        try:
+            if time.time() - part.stat().st_mtime > older_than_s:
+                part.unlink()
+        except FileNotFoundError:
+            continue
+
+
+def usage(home: Path) -> dict[str, Any]:
+    jobs = {path.name: tree_bytes(path) for path in sorted(jobs_folder(home).glob("[!.]*"))}
+    packages = {path.stem: path.stat().st_size for path in sorted(PackageFolder(home).root.glob("*.tar"))}
+    return {"jobs": jobs, "packages": packages, "free_bytes": free_bytes(home)}

@@ -1,0 +1,62 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raycontrol.cli import controller, jobs, offline, run
+
+app = typer.Typer(
+    add_completion=False,
+    invoke_without_command=True,
+    rich_markup_mode=None,  # plain help: it costs no import, and is as readable in a pipe
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+controller_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at the cluster's controller, or replace it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Run torchrun, mpirun, horovodrun, TensorFlow and Ray training over the nodes of a Ray cluster, unchanged.
+
+    \b
+    Try it:
+      raycontrol run --nodes 2 -- torchrun train.py
+      raycontrol submit job.yaml
+      raycontrol logs -f digits-ab12cd
+
+    An id may be shortened as long as it is unique. Every command takes --json.
+    """
+    if version:
+        offline.version(context)
+    elif context.invoked_subcommand is None:
+        context.obj.out.line(context.get_help())
+
+
+app.command(short_help="Submit a job, follow it, exit with its status.")(run.run)
+app.command(short_help="Submit a job and print its id.")(run.submit)
+app.command("list", short_help="List jobs: unfinished ones and the last 20.")(jobs.list_jobs)
+app.command(short_help="Show everything about one job.")(jobs.get)
+app.command(short_help="Print what a job's programs wrote.")(jobs.logs)
+app.command(short_help="Print every change of a job.")(jobs.events)
+app.command(short_help="Wait for a job's end, exit with its status.")(jobs.wait)
+app.command(short_help="Ask jobs to stop.")(jobs.stop)
+app.command(short_help="Print what a job would do; starts nothing.")(offline.plan)
+app.command(short_help="Print a job's variables for this shell.")(offline.env)
+app.command(short_help="Print the JSON Schema of a spec.")(offline.schema)
+app.command(short_help="Remove ended jobs, their logs and outputs.")(jobs.prune)
+app.add_typer(controller_app, name="controller", short_help="Show or replace the cluster's controller.")
+controller_app.command(short_help="Show where it runs, its version and store.")(controller.status)
+controller_app.command(short_help="Start a new one; jobs run on.")(controller.restart)
+app.command(short_help="Print the version.")(offline.version)

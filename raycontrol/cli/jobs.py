@@ -1,0 +1,336 @@
+"""The commands that look at jobs, wait for them, stop and remove them."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raycontrol.cli import options
+from raycontrol.cli.services import Services
+from raycontrol.errors import UsageError
+
+if TYPE_CHECKING:
+    from raycontrol.client import Client
+    from raycontrol.status import Event, JobInfo, JobState
+
+FINISHED_SHOWN = 20
+_PREFIX = re.compile(r"\[(?P<instance>[^\]\s]+)\] ?(?P<line>.*)", re.DOTALL)
+
+
+def list_jobs(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also all jobs that ended.")] = False,
+    states: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", metavar="STATE", help="Only jobs in this state. May be repeated.", show_default=False
+        ),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this user's jobs.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="At most so many jobs, the newest ones.", show_default=False),
+    ] = None,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """List jobs, newest first: all that have not ended, and the last 20 that have.
+
+    Needs no cluster: it reads what is stored.
+
+    \b
+    Examples:
+      raycontrol list
+      raycontrol list --all --state FAILED --limit 50
+      raycontrol list --json | jq -r '.[].id'
+    """
+    services: Services = context.obj
+    wanted = _states(states or [])
+    with services.client(address) as client:
+        if everything or wanted or limit is not None:
+            jobs = client.list(states=wanted or None, user=user, limit=limit)
+        else:
+            jobs = _unfinished_and_last(client, user)
+    jobs = sorted(jobs, key=lambda info: info.submitted_at, reverse=True)
+    if as_json:
+        services.out.json([info.model_dump(mode="json") for info in jobs])
+        return
+    _print_list(services, jobs)
+
+
+def get(
+    context: typer.Context,
+    job_id: options.JobId,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show everything about one job: state, why, instances, how it ended, outputs.
+
+    \b
+    Examples:
+      raycontrol get digits-ab12cd
+      raycontrol get digits --json | jq .verdict
+    """
+    services: Services = context.obj
+    with services.client(address) as client:
+        info = client.job(job_id).info()
+    if as_json:
+        services.out.json(info.model_dump(mode="json"))
+        return
+    _print_details(services, info)
+
+
+def logs(
+    context: typer.Context,
+    job_id: options.JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    instance: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only this instance, such as worker-0.", show_default=False),
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Begin with the last N lines of each instance.", show_default=False
+        ),
+    ] = None,
+    prefix: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix/--no-prefix",
+            help="Put the instance's name before each line.  [default: unless --instance is given]",
+            show_default=False,
+        ),
+    ] = None,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print what a job's programs wrote. Ctrl-C ends the printing, never the job.
+
+    With --json each line is an object with `instance` and `line`.
+
+    \b
+    Examples:
+      raycontrol logs -f digits-ab12cd
+      raycontrol logs digits-ab12cd --instance worker-0 --tail 100
+    """
+    services: Services = context.obj
+    shown = instance is None if prefix is None else prefix
+    with services.client(address) as client:
+        lines = client.job(job_id).logs(follow=follow, instance=instance, tail=tail, prefix=shown or as_json)
+        for line in lines:
+            if as_json:
+                services.out.json_line(_log_document(line))
+            else:
+                services.out.line(line, flush=follow)
+
+
+def events(
+    context: typer.Context,
+    job_id: options.JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    after: Annotated[
+        int, typer.Option(metavar="SEQ", help="Only events after this `seq`.", show_default=False)
+    ] = 0,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print every change of a job, with its time and reason.
+
+    With --json one list; with --json and --follow one object a line.
+
+    \b
+    Examples:
+      raycontrol events digits-ab12cd
+      raycontrol events -f digits-ab12cd --json
+    """
+    services: Services = context.obj
+    with services.client(address) as client:
+        job = client.job(job_id)
+        if follow:
+            for event in job.watch(after):
+                _print_event(services, event, as_json)
+            return
+        past = job.events(after)
+    if as_json:
+        services.out.json([event.model_dump(mode="json") for event in past])
+        return
+    for event in past:
+        _print_event(services, event, as_json=False)
+
+
+def wait(
+    context: typer.Context,
+    job_id: options.JobId,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0, help="Wait no longer (then exit 124).", show_default=False
+        ),
+    ] = None,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Wait until a job has ended, print how, and exit with its status (see `raycontrol run --help`).
+
+    \b
+    Examples:
+      raycontrol wait digits-ab12cd && ./evaluate.sh
+      raycontrol wait digits-ab12cd --timeout 3600
+    """
+    services: Services = context.obj
+    with services.client(address) as client:
+        info = client.job(job_id).wait(timeout_s)
+    if as_json:
+        services.out.json(info.model_dump(mode="json"))
+    else:
+        services.out.line(f"{info.id} {info.state} ({info.reason})")
+        _note_verdict(services, info)
+    raise typer.Exit(info.exit_status)
+
+
+def stop(
+    context: typer.Context,
+    job_ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Ids, or beginnings of ids.", show_default=False)
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Kill at once, without the job's grace time.")
+    ] = False,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Ask jobs to stop: their programs get SIGTERM, then `timeouts.grace_s` to save, then SIGKILL.
+
+    Returns at once; `raycontrol wait` waits for the end. Several ids give a JSON list, one id one object.
+
+    \b
+    Examples:
+      raycontrol stop digits-ab12cd
+      raycontrol stop --force digits-ab12cd && raycontrol wait digits-ab12cd
+    """
+    services: Services = context.obj
+    with services.client(address) as client:
+        jobs = [client.job(job_id) for job_id in job_ids]  # a wrong id stops nothing
+        stopped = [job.stop(force=force) for job in jobs]
+    if as_json:
+        documents = [info.model_dump(mode="json") for info in stopped]
+        services.out.json(documents[0] if len(documents) == 1 else documents)
+        return
+    for info in stopped:
+        services.out.line(f"{info.id} {info.state} ({info.reason})")
+
+
+def prune(
+    context: typer.Context,
+    older_than_days: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", metavar="DAYS", min=0, help="Jobs that ended so long ago.", show_default=False
+        ),
+    ] = None,
+    keep_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-gib",
+            metavar="GIB",
+            min=0,
+            help="The oldest jobs, until the rest fits in so much.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing, print what would be removed.")
+    ] = False,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Remove ended jobs, with their logs and outputs. Jobs that have not ended are never touched.
+
+    Without --older-than and --keep-gib the settings keep_days and keep_gib hold.
+
+    \b
+    Examples:
+      raycontrol prune --dry-run
+      raycontrol prune --older-than 7
+    """
+    services: Services = context.obj
+    with services.client(address) as client:
+        removed = client.prune(older_than_days=older_than_days, keep_gib=keep_gib, dry_run=dry_run)
+    if as_json:
+        services.out.json([info.model_dump(mode="json") for info in removed])
+        return
+    if removed:
+        _print_list(services, removed)
+    verb = "would be removed" if dry_run else "removed"
+    services.out.note(f"{len(removed)} job{'' if len(removed) == 1 else 's'} {verb}")
+
+
+def _states(words: list[str]) -> list[JobState]:
+    from raycontrol.status import JobState
+
+    known = [state.value for state in JobState]
+    for word in words:
+        if word.upper() not in known:
+            raise UsageError(f"--state: must be one of {', '.join(known)}, got {word}")
+    return [JobState(word.upper()) for word in words]
+
+
+def _unfinished_and_last(client: Client, user: str | None) -> list[JobInfo]:
+    from raycontrol.status import JobState
+
+    unfinished = [state for state in JobState if not state.terminal]
+    finished = [state for state in JobState if state.terminal]
+    return [
+        *client.list(states=unfinished, user=user, limit=None),
+        *client.list(states=finished, user=user, limit=FINISHED_SHOWN),
+    ]
+
+
+def _print_list(services: Services, jobs: list[JobInfo]) -> None:
+    from raycontrol.cli.render import LIST_COLUMNS, list_row
+
+    now = time.time()
+    services.out.table(LIST_COLUMNS, [list_row(info, now) for info in jobs])
+
+
+def _print_details(services: Services, info: JobInfo) -> None:
+    from raycontrol.cli.render import INSTANCE_COLUMNS, details, instance_row, verdict_lines
+
+    out = services.out
+    out.details(details(info, time.time()))
+    if info.instances:
+        out.line()
+        out.table(INSTANCE_COLUMNS, [instance_row(instance) for instance in info.instances])
+    if info.verdict is not None:
+        out.line()
+        for line in verdict_lines(info.verdict):
+            out.line(line)
+
+
+def _note_verdict(services: Services, info: JobInfo) -> None:
+    from raycontrol.cli.render import verdict_lines
+
+    if info.verdict is not None and info.exit_status not in (0, 130):
+        for line in verdict_lines(info.verdict):
+            services.out.note(line)
+
+
+def _print_event(services: Services, event: Event, as_json: bool) -> None:
+    from raycontrol.cli.render import event_line
+
+    if as_json:
+        services.out.json_line(event.model_dump(mode="json"))
+    else:
+        services.out.log(event_line(event))
+
+
+def _log_document(line: str) -> dict[str, str | None]:
+    """Take a prefixed line apart again: ``[worker-0] text``."""
+    match = _PREFIX.fullmatch(line)
+    return {"instance": match["instance"] if match else None, "line": match["line"] if match else line}

@@ -1,0 +1,114 @@
+"""The commands that need neither a cluster nor Ray: ``plan``, ``env``, ``schema``, ``version``."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raycontrol.cli import options
+from raycontrol.cli.services import Services
+from raycontrol.cli.specs import Fields, read_spec
+from raycontrol.errors import UsageError
+from raycontrol.version import __version__
+
+if TYPE_CHECKING:
+    from raycontrol.spec import Mode
+
+
+def plan(
+    context: typer.Context,
+    spec: options.Spec = None,
+    sets: options.Set = None,
+    env: options.Env = None,
+    name: options.Name = None,
+    mode: options.Mode = None,
+    nodes: options.Nodes = None,
+    cpu: options.Cpu = None,
+    gpu: options.Gpu = None,
+    memory: options.Memory = None,
+    slots: options.Slots = None,
+    working_dir: options.WorkingDir = None,
+    placement: options.Placement = None,
+    priority: options.Priority = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print what a job would do, instance by instance: environment, files, commands and their order.
+
+    Starts nothing and needs no cluster; what only a cluster knows is written as <ip of worker-0>.
+
+    \b
+    Examples:
+      raycontrol plan job.yaml
+      raycontrol plan --nodes 2 --gpu 8 -- torchrun train.py
+    """
+    from raycontrol import backends
+    from raycontrol import plan as plans
+
+    services: Services = context.obj
+    fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
+    made = backends.plan_of(read_spec(spec, services.words, fields, sets or [], env or []))
+    if as_json:
+        services.out.json(plans.to_json(made))
+    else:
+        services.out.line(plans.render(made))
+
+
+def env(
+    context: typer.Context,
+    mode: Annotated[str, typer.Option(metavar="MODE", help="ddp, mpi, horovod, ps or ray.")] = "ddp",
+    as_json: options.Json = False,
+) -> None:
+    """Print `export` lines for this machine alone, to try a training script without a job.
+
+    \b
+    Examples:
+      raycontrol env --mode ddp
+      eval "$(raycontrol env)" && torchrun train.py
+    """
+    from raycontrol import backends
+
+    services: Services = context.obj
+    variables = backends.local_environment(_mode(mode))
+    if as_json:
+        services.out.json(variables)
+        return
+    for key, value in variables.items():
+        services.out.line(f"export {key}={shlex.quote(value)}")
+
+
+def schema(context: typer.Context, as_json: options.Json = False) -> None:
+    """Print the JSON Schema of a spec, for editors and other programs (it is JSON with and without --json).
+
+    \b
+    Example:
+      raycontrol schema > job.schema.json
+    """
+    from raycontrol import spec
+
+    services: Services = context.obj
+    services.out.json(spec.schema())
+
+
+def version(context: typer.Context, as_json: options.Json = False) -> None:
+    """Print the version of raycontrol.
+
+    \b
+    Example:
+      raycontrol version
+    """
+    services: Services = context.obj
+    if as_json:
+        services.out.json({"raycontrol": __version__})
+    else:
+        services.out.line(f"raycontrol {__version__}")
+
+
+def _mode(word: str) -> Mode:
+    from raycontrol.spec import Mode
+
+    known = [mode.value for mode in Mode]
+    if word not in known:
+        raise UsageError(f"--mode: must be one of {', '.join(known)}, got {word}")
+    return Mode(word)

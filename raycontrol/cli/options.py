@@ -1,0 +1,94 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Spec = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SPEC | -- COMMAND...",
+        help="A YAML or JSON file (- is stdin), or the start command itself after `--`: "
+        "one word is a line for bash, several are run without a shell.",
+        show_default=False,
+    ),
+]
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="IP:PORT",
+        help="The Ray cluster; default: RAY_ADDRESS, else one that runs on this machine.",
+        show_default=False,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set any field of the spec, by the rules of YAML: --set groups.worker.count=4. May be repeated.",
+        show_default=False,
+    ),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="K=V",
+        help="Set a variable of the job; always text. May be repeated.",
+        show_default=False,
+    ),
+]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="The job's name.", show_default=False)]
+Mode = Annotated[
+    str | None,
+    typer.Option(metavar="MODE", help="ddp, mpi, horovod, ps or ray.  [default: ddp]", show_default=False),
+]
+Nodes = Annotated[
+    int | None, typer.Option(metavar="N", help="Instances, one per node.  [default: 1]", show_default=False)
+]
+Cpu = Annotated[
+    float | None, typer.Option(metavar="N", help="CPUs per instance.  [default: 1]", show_default=False)
+]
+Gpu = Annotated[
+    float | None, typer.Option(metavar="N", help="GPUs per instance.  [default: 0]", show_default=False)
+]
+Memory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory per instance, such as 8GiB.", show_default=False)
+]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Processes per instance.  [default: its GPUs, or 1 without GPUs]",
+        show_default=False,
+    ),
+]
+WorkingDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The folder that the job gets a copy of. Without a spec and this option it is the current folder if "
+        "the command names a file in it, else none.",
+        show_default=False,
+    ),
+]
+Placement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help="strict: one instance a node; pack: several may share one.  [default: strict]",
+        show_default=False,
+    ),
+]
+Priority = Annotated[
+    int | None, typer.Option(metavar="N", help="0 (first) to 9.  [default: 5]", show_default=False)
+]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow: print the job's id and return.")]

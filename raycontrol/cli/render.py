@@ -1,0 +1,159 @@
+"""A job in words: the lines, tables and details that a person reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raycontrol.cli.output import Output
+    from raycontrol.status import Event, InstanceInfo, JobInfo, Verdict
+
+NODES_SHOWN = 4
+LIST_COLUMNS = ("ID", "STATE", "MODE", "USER", "SUBMITTED", "TOOK", "NOTE")
+INSTANCE_COLUMNS = ("INSTANCE", "ROLE", "NODE", "IP", "STATE", "ENDED WITH", "NOTE")
+
+
+def duration(seconds: float) -> str:
+    """Return a span as 3.2 s, 4:05 (minutes) or 1:02:03 (hours); a clock that went backwards counts as 0."""
+    seconds = max(0.0, seconds)
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def ago(at: float, now: float) -> str:
+    """Return how long ago ``at`` was, in the largest whole unit: 12 s ago, 3 days ago."""
+    seconds = max(0, int(now - at))
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "min")):
+        count = seconds // size
+        if count:
+            return f"{count} {unit}{'s' if count > 1 and unit != 'min' else ''} ago"
+    return f"{seconds} s ago"
+
+
+def moment(at: float) -> str:
+    """Return an epoch time as this machine's local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def nodes_line(info: JobInfo) -> str:
+    """Return ``2 instances on host-a, host-b``, or nothing when the job has none."""
+    if not info.instances:
+        return ""
+    nodes = list(dict.fromkeys(instance.node for instance in info.instances))
+    shown = ", ".join(nodes[:NODES_SHOWN])
+    more = f" and {len(nodes) - NODES_SHOWN} more" if len(nodes) > NODES_SHOWN else ""
+    return f"{_count(len(info.instances), 'instance')} on {shown}{more}"
+
+
+def list_row(info: JobInfo, now: float) -> tuple[str, ...]:
+    return (
+        info.id,
+        info.state,
+        info.mode,
+        info.user,
+        ago(info.submitted_at, now),
+        _took(info, now),
+        _note(info),
+    )
+
+
+def details(info: JobInfo, now: float) -> dict[str, str | None]:
+    """Return what ``get`` prints above the table of instances."""
+    return {
+        "id": info.id,
+        "name": info.name,
+        "state": f"{info.state} ({info.reason})",
+        "waiting": info.pending,
+        "mode": info.mode,
+        "user": info.user,
+        "cluster": info.cluster or None,
+        "priority": str(info.priority),
+        "attempt": str(info.attempt),
+        "labels": ", ".join(f"{key}={value}" for key, value in info.labels.items()) or None,
+        "submitted": f"{moment(info.submitted_at)} ({ago(info.submitted_at, now)})",
+        "started": moment(info.started_at) if info.started_at is not None else None,
+        "ended": moment(info.ended_at) if info.ended_at is not None else None,
+        "took": _took(info, now) or None,
+        "exit status": str(info.exit_status) if info.state.terminal else None,
+        "outputs": info.outputs,
+    }
+
+
+def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
+    return (
+        instance.name,
+        instance.role,
+        instance.node,
+        instance.ip,
+        instance.state,
+        _ended_with(instance),
+        instance.note or "",
+    )
+
+
+def event_line(event: Event) -> str:
+    where = f"{event.instance}: " if event.instance else ""
+    return f"{moment(event.at)}  {event.state:<10} {event.reason:<16} {where}{event.message}".rstrip()
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return why a job ended, the first cause first, with what the program last said."""
+    lines = [verdict.summary]
+    if verdict.rank is not None:
+        lines.append(f"rank {verdict.rank}{_rank_end(verdict.rank_exit_code)}")
+    if verdict.signal_sender is not None:
+        lines.append(f"signal sent by {verdict.signal_sender}")
+    if verdict.last_lines:
+        lines.append(f"last lines of {verdict.instance or 'the program'}:")
+        lines += [f"  | {line}" for line in verdict.last_lines]
+    if verdict.hint is not None:
+        lines.append(f"hint: {verdict.hint}")
+    return lines
+
+
+def summary(info: JobInfo, out: Output) -> Sequence[str]:
+    """Return the last lines of ``run``: state, cause, where outputs and logs are."""
+    took = duration((info.ended_at or info.submitted_at) - info.submitted_at)
+    status = f", exit status {info.exit_status}" if info.exit_status else ""
+    lines = [f"{out.state(info.state)} ({info.reason}) after {took}{status}"]
+    if info.verdict is not None and info.state == "FAILED":
+        lines += [f"  {line}" for line in verdict_lines(info.verdict)]
+    if info.outputs is not None:
+        lines.append(f"outputs: {info.outputs}")
+    lines.append(f"logs: raycontrol logs {info.id}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _took(info: JobInfo, now: float) -> str:
+    if info.started_at is None:
+        return ""
+    return duration((info.ended_at if info.ended_at is not None else now) - info.started_at)
+
+
+def _note(info: JobInfo) -> str:
+    if info.pending is not None and not info.state.terminal:
+        return info.pending
+    if info.state == "FAILED" and info.verdict is not None:
+        return info.verdict.summary
+    return "" if info.reason == "COMPLETED" else info.reason
+
+
+def _ended_with(instance: InstanceInfo) -> str:
+    if instance.signal is not None:
+        return f"signal {instance.signal}"
+    return f"code {instance.exit_code}" if instance.exit_code is not None else ""
+
+
+def _rank_end(code: int | None) -> str:
+    if code is None:
+        return " failed"
+    return f" ended by signal {-code}" if code < 0 else f" exited with code {code}"

@@ -1,0 +1,146 @@
+"""``run`` and ``submit``: a spec becomes a job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from raycontrol.cli import options
+from raycontrol.cli.services import Services
+from raycontrol.cli.specs import Fields, read_spec
+from raycontrol.errors import UsageError
+
+if TYPE_CHECKING:
+    from raycontrol.cli.follow import Inbox
+    from raycontrol.client import JobHandle
+    from raycontrol.spec import JobSpec
+
+NO_CLUSTER = (
+    "no Ray cluster found: start one with `ray start --head`, name one with --address or RAY_ADDRESS, "
+    "or use `raycontrol run` without --detach, which starts Ray in its own process for the run"
+)
+
+
+def run(
+    context: typer.Context,
+    spec: options.Spec = None,
+    sets: options.Set = None,
+    env: options.Env = None,
+    name: options.Name = None,
+    mode: options.Mode = None,
+    nodes: options.Nodes = None,
+    cpu: options.Cpu = None,
+    gpu: options.Gpu = None,
+    memory: options.Memory = None,
+    slots: options.Slots = None,
+    working_dir: options.WorkingDir = None,
+    placement: options.Placement = None,
+    priority: options.Priority = None,
+    address: options.Address = None,
+    detach: options.Detach = False,
+    as_json: options.Json = False,
+) -> None:
+    """Submit a job, follow it to its end and exit with its status.
+
+    Log lines go to stdout, progress to stderr. Ctrl-C (or SIGTERM) asks the job to stop and waits for its end; a
+    second Ctrl-C leaves. Closing the terminal leaves the job running. Without a Ray cluster one is started in this
+    process for the run, and ends with it.
+
+    \b
+    Examples:
+      raycontrol run job.yaml
+      raycontrol run job.yaml --set groups.worker.count=4 --env LR=0.1
+      raycontrol run --mode ddp --nodes 2 -- torchrun train.py
+      raycontrol run --nodes 2 -- 'torchrun train.py | tee train.log'
+
+    \b
+    Exit status:
+      0 succeeded; the job's own code if it failed (128+n for signal n);
+      124 a time limit; 125 raycontrol or the cluster failed; 130 stopped;
+      2 wrong usage or spec.
+    """
+    fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
+    services: Services = context.obj
+    job_spec = read_spec(spec, services.words, fields, sets or [], env or [])
+    if detach:
+        _submit(services, job_spec, address, as_json)
+    else:
+        raise typer.Exit(_run(services, job_spec, address, as_json))
+
+
+def submit(
+    context: typer.Context,
+    spec: options.Spec = None,
+    sets: options.Set = None,
+    env: options.Env = None,
+    name: options.Name = None,
+    mode: options.Mode = None,
+    nodes: options.Nodes = None,
+    cpu: options.Cpu = None,
+    gpu: options.Gpu = None,
+    memory: options.Memory = None,
+    slots: options.Slots = None,
+    working_dir: options.WorkingDir = None,
+    placement: options.Placement = None,
+    priority: options.Priority = None,
+    address: options.Address = None,
+    as_json: options.Json = False,
+) -> None:
+    """Submit a job and print its id; the job goes on by itself.
+
+    \b
+    Examples:
+      raycontrol submit job.yaml
+      id=$(raycontrol submit --nodes 2 --gpu 8 -- torchrun train.py)
+      raycontrol logs -f "$id"
+    """
+    fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
+    services: Services = context.obj
+    _submit(services, read_spec(spec, services.words, fields, sets or [], env or []), address, as_json)
+
+
+def _submit(services: Services, spec: JobSpec, address: str | None, as_json: bool) -> None:
+    from raycontrol.cli.follow import how_to_follow
+
+    found = services.find_address(address)
+    if found is None:
+        raise UsageError(NO_CLUSTER)
+    with services.client(found) as client:
+        job = client.submit(spec, progress=services.out.note)
+        if as_json:
+            services.out.json(job.info().model_dump(mode="json"))
+        else:
+            services.out.line(job.id)
+    services.out.note(f"submitted; {how_to_follow(job.id)}")
+
+
+def _run(services: Services, spec: JobSpec, address: str | None, as_json: bool) -> int:
+    from raycontrol.cli.follow import STOPPED, Signals, new_inbox
+
+    out = services.out
+    found = services.find_address(address)
+    if found is None:
+        out.note("no Ray cluster found: starting one in this process for this run")
+    inbox = new_inbox()
+    with services.client(found, embedded=found is None) as client, Signals(inbox, out) as signals:
+        try:
+            job = client.submit(spec, progress=out.note)
+        except KeyboardInterrupt:
+            out.note("raycontrol: left while submitting; `raycontrol list` shows if the job was accepted")
+            return STOPPED
+        signals.ready()
+        return _follow(job, services, inbox, embedded=found is None, as_json=as_json)
+
+
+def _follow(job: JobHandle, services: Services, inbox: Inbox, *, embedded: bool, as_json: bool) -> int:
+    from raycontrol.cli.follow import Follower, how_to_follow
+
+    out = services.out
+    later = "it ends with this command" if embedded else f"if this command goes away, {how_to_follow(job.id)}"
+    out.note(f"[{job.id}] submitted; {later}")
+    lines = out.note if as_json else out.log
+    status, info = Follower(job, out, inbox, lines=lines, embedded=embedded).follow()
+    if as_json and info is not None:
+        out.json(info.model_dump(mode="json"))
+    return status

@@ -1,0 +1,277 @@
+"""The door for programs: submit jobs, watch them, read what they wrote.
+
+>>> from raycontrol import Client, JobSpec
+>>> job = Client().submit(JobSpec.from_yaml("job.yaml"))
+>>> for line in job.logs(follow=True):
+...     print(line)
+>>> job.wait(timeout_s=600).state
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from raycontrol.errors import JobNotFound, UsageError, WaitTimeout
+from raycontrol.packages import Package, pack, upload
+from raycontrol.readers import ClusterReader, Reader, StoreReader
+from raycontrol.settings import Settings
+from raycontrol.spec import JobSpec
+from raycontrol.status import Event, JobInfo, JobState
+
+PROGRESS_S = 2.0
+EVENT_POLL_S = 10.0
+
+Progress = Callable[[str], None]
+
+
+class Client:
+    """Speaks with the controller of one cluster; connects at the first verb that needs it.
+
+    ``address`` is Ray's GCS address (default: RAY_ADDRESS, else the cluster of this machine). ``embedded`` starts
+    a Ray of this process's own, which ends with ``close``. Reading works without a cluster, on the store in
+    RAYCONTROL_HOME. A client is a context manager.
+    """
+
+    def __init__(
+        self, address: str | None = None, *, embedded: bool = False, settings: Settings | None = None
+    ) -> None:
+        if address is not None and embedded:
+            raise UsageError("an embedded client starts a cluster of its own; give no address")
+        self._settings = settings or Settings.load()
+        self._address = address
+        self._embedded = embedded
+        self._session: Any | None = None
+        self._reader: Reader | None = None
+
+    def submit(
+        self, spec: JobSpec, *, job_id: str | None = None, progress: Progress | None = None
+    ) -> JobHandle:
+        """Submit a job; return when it is stored. ``progress`` is told of slow steps and warnings.
+
+        The same ``job_id`` again submits nothing and returns the job: make one yourself to retry safely. Raises
+        SpecError, PackageError, ClusterUnreachable, ControllerUnavailable, VersionMismatch, StoreError.
+        """
+        from raycontrol import backends
+        from raycontrol.controller import Submission
+        from raycontrol.version import __version__
+
+        tell = progress or _silent
+        spec = spec.named("job")
+        for warning in backends.plan_of(spec).warnings:
+            tell(f"warning: {warning}")
+        package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
+        session = self._connected()
+        controller = session.controller()
+        if package is not None:
+            with package:
+                self._upload(session, package, tell)
+        submission = Submission(
+            job_id=job_id or new_job_id(spec.name or "job"),
+            spec=spec,
+            user=self._settings.user,
+            package=package.digest if package else None,
+            version=__version__,
+        )
+        info: JobInfo = session.get(controller.submit.remote(submission))
+        self._reader = ClusterReader(session, controller)
+        return JobHandle(self, info.id)
+
+    def job(self, job_id: str) -> JobHandle:
+        """Return the job of that id, or of the only id that begins so; raises JobNotFound."""
+        found = self._read().find(job_id)
+        if job_id in found:
+            return JobHandle(self, job_id)
+        if len(found) != 1:
+            raise JobNotFound(job_id, tuple(found))
+        return JobHandle(self, found[0])
+
+    def list(
+        self,
+        *,
+        all: bool = False,
+        states: Sequence[JobState] | None = None,
+        user: str | None = None,
+        limit: int | None = 100,
+    ) -> builtins.list[JobInfo]:
+        """Return jobs, newest first; ``all`` ignores ``limit``."""
+        return self._read().jobs(states, user, None if all else limit)
+
+    def controller_status(self) -> dict[str, Any]:
+        """Return who the controller is and what it has to do; ``running`` is False when there is none."""
+        session = self._connected()
+        controller = session.existing_controller()
+        if controller is None:
+            return {"running": False, "cluster": session.cluster_name}
+        return {"running": True, **session.get(controller.describe.remote())}
+
+    def controller_restart(self) -> dict[str, Any]:
+        """End the controller and have it started again with the code installed now; jobs run on."""
+        session = self._connected()
+        status: dict[str, Any] = session.get(session.restart_controller().describe.remote())
+        return status
+
+    def prune(
+        self, *, older_than_days: float | None = None, keep_gib: float | None = None, dry_run: bool = False
+    ) -> builtins.list[JobInfo]:
+        """Remove finished jobs with all they kept; return them. Defaults are ``keep_days`` and ``keep_gib`` of the settings."""
+        from raycontrol.retention import expired
+
+        reader = self._read()
+        days = self._settings.keep_days if older_than_days is None else older_than_days
+        gib = self._settings.keep_gib if keep_gib is None else keep_gib
+        jobs = {info.id: info for info in reader.jobs(None, None, None)}
+        doomed = expired(tuple(jobs.values()), reader.sizes_of_jobs(), time.time(), days, gib)
+        if doomed and not dry_run:
+            reader.prune(doomed)
+        return [jobs[job_id] for job_id in doomed]
+
+    def close(self) -> None:
+        """Leave the cluster (and end it if it is embedded)."""
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        self._reader = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connected(self) -> Any:
+        from raycontrol.connect import Session, find_address
+
+        if self._session is None:
+            address = None if self._embedded else find_address(self._settings, self._address)
+            self._session = Session(self._settings, address, embedded=self._embedded)
+        return self._session
+
+    def _read(self) -> Reader:
+        """Return the controller's view where there is a controller, else the store's of this machine."""
+        if self._reader is None:
+            self._reader = self._find_reader()
+        return self._reader
+
+    def _find_reader(self) -> Reader:
+        from raycontrol.connect import find_address
+
+        if self._session is not None or find_address(self._settings, self._address) is not None:
+            session = self._connected()
+            controller = session.existing_controller()
+            if controller is not None:
+                return ClusterReader(session, controller)
+        return StoreReader(self._settings.home_path)
+
+    def _pack(self, folder: str, tell: Progress) -> Package:
+        package = pack(folder, self._settings.package_cap_bytes)
+        tell(f"packed {folder}: {package.files} files, {package.size / 2**20:.1f} MiB")
+        for warning in package.warnings:
+            tell(f"warning: {warning}")
+        return package
+
+    def _upload(self, session: Any, package: Package, tell: Progress) -> None:
+        archive = session.archive()
+        if session.get(archive.has_package.remote(package.digest)):
+            return
+        said = time.monotonic()
+
+        async def put(digest: str, offset: int, data: bytes, last: bool) -> int:
+            nonlocal said
+            if time.monotonic() - said > PROGRESS_S:
+                said = time.monotonic()
+                tell(f"uploading the working directory: {100 * offset // max(1, package.size)} %")
+            held: int = session.get(archive.put_package.remote(digest, offset, data, last))
+            return held
+
+        asyncio.run(upload(package, put))
+
+
+class JobHandle:
+    """One job of a client."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self._client = client
+        self.id = job_id
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r})"
+
+    def info(self) -> JobInfo:
+        """Return the job as it is now."""
+        return self._client._read().info(self.id)
+
+    def events(self, after: int = 0) -> list[Event]:
+        """Return what has happened to the job, oldest first, from the event after ``after``."""
+        return self._client._read().events(self.id, after, 0)
+
+    def watch(self, after: int = 0) -> Iterator[Event]:
+        """Yield events as they happen; end with the job."""
+        while True:
+            events = self._client._read().events(self.id, after, EVENT_POLL_S)
+            for event in events:
+                after = event.seq
+                yield event
+            if events and events[-1].state.terminal:
+                return
+            if not events and self.info().state.terminal:
+                return
+
+    def wait(self, timeout_s: float | None = None) -> JobInfo:
+        """Return the job once it has ended; raises WaitTimeout when it has not in ``timeout_s`` seconds."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        after = 0
+        while True:
+            info = self.info()
+            if info.state.terminal:
+                return info
+            left = EVENT_POLL_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(self.id, timeout_s or 0.0)
+            events = self._client._read().events(self.id, after, min(left, EVENT_POLL_S))
+            after = events[-1].seq if events else after
+
+    def stop(self, *, force: bool = False, why: str | None = None) -> JobInfo:
+        """Ask the job to stop: TERM, its grace, KILL; ``force`` kills at once. A job that has ended stays as it is."""
+        reason = why or f"stop requested by {self._client._settings.user}"
+        return self._client._read().stop(self.id, reason, force)
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        instance: str | None = None,
+        tail: int | None = None,
+        prefix: bool = True,
+    ) -> Iterator[str]:
+        """Yield lines of the job's log, each with its instance's name in front if ``prefix``.
+
+        ``tail`` begins with the last so many lines of each instance; ``follow`` goes on until the job has ended and
+        everything it wrote was yielded. Lines are views: bytes that are not UTF-8 are replaced, very long lines cut.
+        The files keep every byte.
+        """
+        from raycontrol.logview import LogView
+
+        view = LogView(self._client._read(), self.id, instance=instance, prefix=prefix)
+        if tail is not None:
+            yield from view.tail(tail)
+        yield from view.follow() if follow else view.rest()
+
+
+def new_job_id(name: str) -> str:
+    """Return a fresh id that begins with the job's name."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:30].strip("-") or "job"
+    alphabet = "abcdefghijkmnpqrstuvwxyz23456789"
+    return f"{slug}-" + "".join(secrets.choice(alphabet) for _ in range(7))
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody wants to hear of."""

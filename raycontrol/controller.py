@@ -1,0 +1,564 @@
+"""The controller: takes jobs, stores what becomes of them, and carries out what ``lifecycle`` demands.
+
+It decides nothing itself: ``queue`` says which job starts, ``lifecycle.advance`` what an event makes of a job. Its
+running tasks are kept equal to ``lifecycle.duties`` of its jobs, so that a controller that starts again on a store
+takes up exactly what the old one left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from raycontrol import backends, lifecycle, placement, queue
+from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismatch
+from raycontrol.instance import Preparation
+from raycontrol.jobrows import info_of, read_info, read_job, row_of
+from raycontrol.lifecycle import (
+    CarryOutStage,
+    Command,
+    InstanceLost,
+    Job,
+    JobEvent,
+    NodesChosen,
+    NodesRefused,
+    NodesReleased,
+    NodesReserved,
+    PlacementDeferred,
+    PrepareInstance,
+    ReleaseNodes,
+    Report,
+    ReserveNodes,
+    StopInstance,
+    StopRequested,
+    TimePassed,
+    WatchInstance,
+)
+from raycontrol.plan import Orders, orders
+from raycontrol.spec import JobSpec, members
+from raycontrol.status import Event, JobInfo, JobState, Note, Reason
+from raycontrol.store import Change, Lease, Store
+from raycontrol.version import __version__
+
+log = logging.getLogger(__name__)
+
+QUEUE_POLL_S = 0.5
+"""How often the cluster is looked at while jobs wait: other programs' resources and joining nodes are not announced."""
+NODE_POLL_S = 5.0
+LEASE_BEAT_S = 5.0
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+LONG_POLL_MAX_S = 20.0
+
+T = TypeVar("T")
+
+
+class ReservationRefused(Exception):
+    """Ray did not give the nodes; the argument says why."""
+
+
+class InstanceGone(Exception):
+    """The instance's actor is dead; the argument says how that is known."""
+
+
+class Cluster(Protocol):
+    """What the controller needs of Ray. Every call is idempotent by attempt and instance, and may be retried."""
+
+    async def nodes(self) -> tuple[placement.Node, ...]:
+        """Return the living nodes and what is free on them, what others use included."""
+
+    async def reserve(self, job: Job) -> None:
+        """Reserve one bundle an instance on the chosen nodes and start the instances' actors; raises ReservationRefused."""
+
+    async def prepare(self, job: Job, instance: str, order: Preparation) -> None:
+        """Pass an order on; raises InstanceGone when the actor is dead."""
+
+    async def carry_out(self, job: Job, instance: str, order: Orders) -> None:
+        """Pass a stage's orders on; raises InstanceGone."""
+
+    async def stop(self, job: Job, instance: str, grace_s: float, why: str) -> None:
+        """Pass a stop on; raises InstanceGone."""
+
+    async def watch(self, job: Job, instance: str) -> None:
+        """Return only by raising InstanceGone, when the instance's actor is dead."""
+
+    async def release(self, job: Job, last: bool) -> None:
+        """Remove actors and placement group, wait until they are gone, and clean up on the nodes."""
+
+    async def serve_nodes(self) -> None:
+        """See to it that every living node has its node actor."""
+
+    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
+        """Remove actors and placement groups of ours that belong to none of these attempts; return their names."""
+
+    async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
+        """Let the archive forget the logs and outputs of these jobs, and packages that no job uses."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job as it comes from a client. ``package`` is the digest of the packed working directory, already in the archive."""
+
+    job_id: str
+    spec: JobSpec
+    user: str
+    package: str | None
+    version: str
+
+
+class Controller:
+    """One per cluster. Public methods are what clients and instances call; times come from ``clock`` (epoch seconds)."""
+
+    def __init__(
+        self, home: str, name: str, cluster: Cluster, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._home = Path(home)
+        self._name = name
+        self._cluster = cluster
+        self._clock = clock
+        self._store: Store | None = None
+        self._lease: Lease | None = None
+        self._jobs: dict[str, Job] = {}
+        self._inbox: asyncio.Queue[tuple[str, JobEvent, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._tasks: dict[tuple[str, Command], asyncio.Task[None]] = {}
+        self._ended_tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._started: asyncio.Future[None] | None = None
+        self._changed = asyncio.Condition()
+        self._look = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    # For clients.
+
+    async def hello(self, version: str) -> dict[str, Any]:
+        """Compare versions and return who this controller is; raises VersionMismatch."""
+        await self.started()
+        if version != __version__:
+            raise VersionMismatch(version, __version__)
+        return await self.status()
+
+    async def status(self) -> dict[str, Any]:
+        """Return what ``raycontrol controller status`` shows."""
+        await self.started()
+        states = [job.state for job in self._jobs.values()]
+        return {
+            "version": __version__,
+            "cluster": self._name,
+            "home": str(self._home),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "unfinished_jobs": len(states),
+            "waiting_jobs": states.count(JobState.QUEUED),
+        }
+
+    async def submit(self, submission: Submission) -> JobInfo:
+        """Store a job and queue it. The same id again returns the job as it is: a retried call submits once."""
+        await self.started()
+        if submission.version != __version__:
+            raise VersionMismatch(submission.version, __version__)
+        known = await self._find(submission.job_id)
+        if known is not None:
+            return self._info(known)
+        now = self._clock()
+        job = Job(
+            id=submission.job_id,
+            cluster=self._name,
+            spec=submission.spec,
+            user=submission.user,
+            submitted_at=now,
+            since=now,
+            package=submission.package,
+        )
+        note = Note(
+            at=now,
+            kind="Submitted",
+            state=job.state,
+            reason=job.reason,
+            attempt=0,
+            message=f"submitted by {job.user}",
+        )
+        await self._in_thread(lambda: self._open_store.add(row_of(job), note, lease=self._lease))
+        self._jobs[job.id] = job
+        self._look.set()
+        await self._announce()
+        return self._info(job)
+
+    async def stop(self, job_id: str, why: str, force: bool = False) -> JobInfo:
+        """Ask a job to stop. A job that has ended stays as it is."""
+        await self.started()
+        if job_id in self._jobs:
+            await self._tell(job_id, StopRequested(self._clock(), why, force))
+        return await self.info(job_id)
+
+    async def info(self, job_id: str) -> JobInfo:
+        """Return a job; raises JobNotFound."""
+        await self.started()
+        return self._info(await self._get(job_id))
+
+    async def find(self, prefix: str) -> list[str]:
+        """Return the ids that begin so."""
+        await self.started()
+        return await self._in_thread(lambda: self._open_store.find(prefix))
+
+    async def jobs(
+        self, states: Sequence[JobState] | None, user: str | None, limit: int | None
+    ) -> list[JobInfo]:
+        """Return jobs, newest first."""
+        await self.started()
+        rows = await self._in_thread(lambda: self._open_store.jobs(states=states, user=user, limit=limit))
+        return [read_info(row, self._home) for row in rows]
+
+    async def events(self, job_id: str, after: int = 0, timeout_s: float = 0.0) -> list[Event]:
+        """Return a job's events with ``seq`` above ``after``; wait up to ``timeout_s`` (at most 20) for the first."""
+        await self.started()
+        deadline = time.monotonic() + min(timeout_s, LONG_POLL_MAX_S)
+        while True:
+            found = await self._in_thread(lambda: self._open_store.events(job_id, after))
+            left = deadline - time.monotonic()
+            if found or left <= 0 or job_id not in self._jobs:
+                return found
+            await self._wait_for_change(left)
+
+    async def prune(self, job_ids: Sequence[str]) -> None:
+        """Remove finished jobs, with their logs and outputs."""
+        await self.started()
+        unfinished = [job_id for job_id in job_ids if job_id in self._jobs]
+        doomed = [job_id for job_id in job_ids if job_id not in unfinished]
+        rows = await self._in_thread(lambda: self._open_store.jobs())
+        kept = [read_job(row) for row in rows if row.id not in doomed]
+        await self._cluster.remove_stored(doomed, {job.package for job in kept if job.package})
+        await self._in_thread(lambda: self._open_store.remove(doomed))
+
+    # For instances.
+
+    async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
+        """Take what an instance reports; return once it is stored. Times are moved to this node's clock."""
+        await self.started()
+        offset = self._clock() - sent_at
+        for report in reports:
+            job_id = report.attempt_id.rpartition(".")[0]
+            if job_id in self._jobs:
+                await self._tell(job_id, _on_our_clock(report, offset))
+
+    # Starting.
+
+    async def started(self) -> None:
+        """Take over the store and resume its jobs, once; raises StoreError (StoreOwned when another controller holds it)."""
+        if self._started is None or _has_failed(self._started):
+            self._started = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._started)
+
+    async def keep_trying_to_start(self) -> None:
+        """Start without being called: after a restart nobody may call, and jobs wait."""
+        while True:
+            try:
+                await self.started()
+                return
+            except StoreError as error:
+                log.error("cannot start: %s; trying again in %g s", error, LEASE_BEAT_S)
+                await asyncio.sleep(LEASE_BEAT_S)
+
+    async def _start(self) -> None:
+        self._store = await self._in_thread(lambda: Store(self._home))
+        self._lease = await self._in_thread(
+            lambda: self._open_store.acquire(self._name, socket.gethostname(), os.getpid(), self._clock())
+        )
+        rows = await self._in_thread(lambda: self._open_store.active(self._name))
+        self._jobs = {row.id: read_job(row) for row in rows}
+        await self._cluster.serve_nodes()
+        strangers = await self._cluster.remove_strangers(
+            self._name, {job.attempt_id for job in self._jobs.values()}
+        )
+        if strangers:
+            log.warning("removed what no job of the store owns: %s", ", ".join(strangers))
+        for job in self._jobs.values():
+            self._keep_duties(job)
+        loops = (
+            self._take_events(),
+            self._run_queue(),
+            self._run_clock(),
+            self._hold_lease(),
+            self._care_for_nodes(),
+        )
+        self._loops = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
+
+    # Events: the only place where jobs change.
+
+    async def _take_events(self) -> None:
+        while True:
+            batch = [await self._inbox.get()]
+            while not self._inbox.empty():
+                batch.append(self._inbox.get_nowait())
+            await self._take(batch)
+
+    async def _take(self, batch: Sequence[tuple[str, JobEvent, asyncio.Future[None] | None]]) -> None:
+        """Advance the jobs, store all of it in one commit, then act and acknowledge."""
+        advanced: dict[str, Job] = {}
+        notes: dict[str, list[Note]] = {}
+        for job_id, event, _ in batch:
+            job = advanced.get(job_id) or self._jobs.get(job_id)
+            if job is not None:
+                step = lifecycle.advance(job, event)
+                advanced[job_id] = step.job
+                notes.setdefault(job_id, []).extend(step.notes)
+        changed = {
+            job_id: job for job_id, job in advanced.items() if job != self._jobs[job_id] or notes[job_id]
+        }
+        if changed:
+            await self._save([Change(row_of(job), tuple(notes[job_id])) for job_id, job in changed.items()])
+        for job_id, job in changed.items():
+            self._jobs[job_id] = job
+            self._keep_duties(job)
+            if job.state.terminal:
+                del self._jobs[job_id]
+            if job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
+                self._look.set()
+        for _, _, stored in batch:
+            if stored is not None and not stored.done():
+                stored.set_result(None)
+        await self._announce()
+
+    async def _save(self, changes: Sequence[Change]) -> None:
+        """Store the changes, for as long as it takes: what is not stored has not happened."""
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                await self._in_thread(lambda: self._open_store.save(changes, lease=self._lease))
+                return
+            except StoreOwned:
+                raise
+            except StoreError:
+                log.exception(
+                    "the store does not take %d changes; trying again in %.1f s", len(changes), pause_s
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    async def _tell(self, job_id: str, event: JobEvent) -> None:
+        """Put an event in and return when it is stored."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait((job_id, event, stored))
+        await stored
+
+    def _post(self, job_id: str, event: JobEvent) -> None:
+        self._inbox.put_nowait((job_id, event, None))
+
+    # Duties: one running task for each.
+
+    def _keep_duties(self, job: Job) -> None:
+        """Start a task for every duty that has none, cancel those that are no longer demanded."""
+        wanted = set(lifecycle.duties(job))
+        for key, task in list(self._tasks.items()):
+            if key[0] == job.id and key[1] not in wanted:
+                del self._tasks[key]
+                task.cancel()
+                self._ended_tasks.setdefault(job.id, set()).add(task)
+        for command in wanted:
+            if (job.id, command) not in self._tasks:
+                self._tasks[job.id, command] = asyncio.ensure_future(_logged(self._carry_out(job, command)))
+        if job.state.terminal:
+            self._ended_tasks.pop(job.id, None)
+
+    async def _carry_out(self, job: Job, command: Command) -> None:
+        match command:
+            case ReserveNodes():
+                await self._reserve(job)
+            case WatchInstance(instance=name):
+                await self._persist(lambda: self._cluster.watch(job, name), job, name)
+            case PrepareInstance(instance=name):
+                order = _preparation(job, name)
+                await self._persist(lambda: self._cluster.prepare(job, name, order), job, name)
+            case CarryOutStage(instance=name, stage=stage):
+                part = orders(lifecycle.plan_of(job), stage, name)
+                await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
+            case StopInstance(instance=name, grace_s=grace_s, why=why):
+                await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)
+            case ReleaseNodes(last=last):
+                await self._release(job, last)
+
+    async def _reserve(self, job: Job) -> None:
+        try:
+            await self._persist(lambda: self._cluster.reserve(job), job)
+        except ReservationRefused as refusal:
+            self._post(job.id, NodesRefused(self._clock(), job.attempt_id, str(refusal)))
+        else:
+            self._post(job.id, NodesReserved(self._clock(), job.attempt_id))
+
+    async def _release(self, job: Job, last: bool) -> None:
+        earlier = self._ended_tasks.pop(job.id, set())
+        await asyncio.gather(*earlier, return_exceptions=True)
+        await self._persist(lambda: self._cluster.release(job, last), job)
+        self._post(job.id, NodesReleased(self._clock(), job.attempt_id))
+
+    async def _persist(
+        self, call: Callable[[], Coroutine[Any, Any, None]], job: Job, instance: str | None = None
+    ) -> None:
+        """Make the call until it succeeds; a dead instance is told as lost. Cancelled when the duty ends."""
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                await call()
+                return
+            except InstanceGone as gone:
+                if instance is not None:
+                    self._post(job.id, InstanceLost(self._clock(), job.attempt_id, instance, str(gone)))
+                return
+            except ReservationRefused:
+                raise
+            except Exception:
+                log.exception("job %s: a call to the cluster failed; trying again in %.1f s", job.id, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    # The queue, the clock, the lease, the nodes.
+
+    async def _run_queue(self) -> None:
+        while True:
+            waiting = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
+            if waiting:
+                await self._place(waiting)
+            with_timeout = QUEUE_POLL_S if waiting else None
+            await _wait(self._look, with_timeout)
+            self._look.clear()
+
+    async def _place(self, waiting: Sequence[Job]) -> None:
+        nodes = self._less_our_own(await self._cluster.nodes())
+        entries = [queue.Waiting(job.id, job.spec, job.submitted_at) for job in waiting]
+        now = self._clock()
+        for decision in queue.decide(entries, nodes):
+            match decision:
+                case queue.PlaceNow(job_id, assignments):
+                    await self._tell(job_id, NodesChosen(now, assignments))
+                case queue.KeepWaiting(job_id, why):
+                    await self._tell(job_id, PlacementDeferred(now, why))
+
+    def _less_our_own(self, nodes: Sequence[placement.Node]) -> tuple[placement.Node, ...]:
+        """Hold what is free against what our jobs have reserved: Ray's figures lag behind a reservation just made."""
+        ours = tuple(replace(node, free=node.total) for node in nodes)
+        for job in self._jobs.values():
+            if job.instances and not job.state.terminal:
+                rooms = [placement.Assignment(i.name, i.node_id, i.node_name, i.ip) for i in job.instances]
+                ours = placement.reserve(ours, members(job.spec), rooms)
+        return tuple(
+            replace(
+                node,
+                free={name: min(node.free.get(name, 0.0), own.free.get(name, 0.0)) for name in node.total},
+            )
+            for node, own in zip(nodes, ours, strict=True)
+        )
+
+    async def _run_clock(self) -> None:
+        while True:
+            now = self._clock()
+            due = {
+                job.id: limit for job in self._jobs.values() if (limit := lifecycle.deadline(job)) is not None
+            }
+            for job_id, limit in due.items():
+                if limit <= now:
+                    await self._tell(job_id, TimePassed(now))
+            ahead = [limit - now for limit in due.values() if limit > now]
+            await self._wait_for_change(min([*ahead, LONG_POLL_MAX_S]) + 0.01)
+
+    async def _hold_lease(self) -> None:
+        while True:
+            lease = self._lease
+            assert lease is not None
+            try:
+                await self._in_thread(lambda: self._open_store.heartbeat(lease, self._clock()))
+            except StoreOwned:
+                log.critical("another controller has taken this cluster's jobs over; ending")
+                os._exit(1)
+            except StoreError:
+                log.exception("the lease could not be renewed; trying again")
+            await asyncio.sleep(LEASE_BEAT_S)
+
+    async def _care_for_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(NODE_POLL_S)
+            await self._cluster.serve_nodes()
+
+    # Helpers.
+
+    @property
+    def _open_store(self) -> Store:
+        assert self._store is not None, "started() comes first"
+        return self._store
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _find(self, job_id: str) -> Job | None:
+        if job_id in self._jobs:
+            return self._jobs[job_id]
+        row = await self._in_thread(lambda: self._open_store.job(job_id))
+        return None if row is None else read_job(row)
+
+    async def _get(self, job_id: str) -> Job:
+        job = await self._find(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    def _info(self, job: Job) -> JobInfo:
+        return info_of(job, self._home)
+
+    async def _announce(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for_change(self, timeout_s: float) -> None:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                pass
+
+
+def _preparation(job: Job, name: str) -> Preparation:
+    member = next(item for item in members(job.spec) if item.name == name)
+    return Preparation(job.package, backends.leases(job.spec.mode, member))
+
+
+def _on_our_clock(report: Report, offset: float) -> Report:
+    if isinstance(report, lifecycle.RunExited):
+        ended = replace(report.ended, at=report.ended.at + offset)
+        return replace(report, at=report.at + offset, ended=ended)
+    return replace(report, at=report.at + offset)
+
+
+def _has_failed(future: asyncio.Future[None]) -> bool:
+    return future.done() and future.exception() is not None
+
+
+async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        pass
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception:
+        log.exception("a duty failed in a way nobody foresaw")
+        raise
+
+
+async def _for_ever(work: Coroutine[Any, Any, None]) -> None:
+    """Run a loop of the controller; when one ends, the process does, and Ray starts the controller again on its store."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
+        log.critical("a loop of the controller failed; starting again from the store", exc_info=True)
+        os._exit(1)

@@ -1,0 +1,371 @@
+"""One node's share of a job: prepares itself, carries out its part of each stage, supervises runs, ships what they write.
+
+A plain class with a small protocol to the rest of the cluster; ``cluster`` makes an actor of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from raycontrol import backends, nodefacts, process
+from raycontrol.errors import RaycontrolError
+from raycontrol.lifecycle import (
+    Ended,
+    InstanceClosed,
+    InstanceFailed,
+    InstanceNoted,
+    InstancePrepared,
+    Report,
+    RunExited,
+    StagePassed,
+)
+from raycontrol.logs import tail
+from raycontrol.plan import Alive, Facts, Orders, PlannedRun, TcpReachable, Until
+from raycontrol.shipping import Shipper, ship_outputs
+from raycontrol.spec import Mode
+from raycontrol.status import Reason
+
+log = logging.getLogger(__name__)
+
+CONNECT_TRY_S = 5.0
+RETRY_S = 0.2
+REPORT_RETRY_MAX_S = 5.0
+SHIP_LIMIT_S = 20.0
+VERDICT_LINES = 20
+EXPLAIN_LINES = 400
+MAX_TOLD = 5
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who an instance is. ``scratch`` is its node's folder for jobs, ``raylet_pid`` whose environment jobs start from."""
+
+    job_id: str
+    attempt: int
+    attempt_id: str
+    instance: str
+    mode: Mode
+    ip: str
+    node_name: str
+    scratch: str
+    raylet_pid: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What an instance needs before the plan is made: the packed working directory and ports of its node."""
+
+    package: str | None
+    leases: tuple[str, ...]
+
+
+class Links(Protocol):
+    """The rest of the cluster, as an instance sees it. Every call may fail while the other side restarts."""
+
+    async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
+        """Return once the controller has stored the reports; ``sent_at`` is this node's clock."""
+
+    async def append(self, offset: int, data: bytes) -> int:
+        """Append to this instance's log in the archive; return how many bytes it holds."""
+
+    async def append_output(
+        self, relpath: str, offset: int, data: bytes, mode: int, size: int, mtime_ns: int
+    ) -> int:
+        """Append to a file of this instance's outputs in the archive."""
+
+    async def code_dir(self, package: str | None) -> str:
+        """Return the job's folder on this node, with the package unpacked in it."""
+
+    async def lease_port(self, purpose: str) -> int:
+        """Return the port of this node that is leased to this attempt for the purpose."""
+
+
+class Instance:
+    """Carries out orders and reports. All methods return at once; their outcome is a report. Each may be called again."""
+
+    def __init__(self, identity: Identity, links: Links) -> None:
+        self._identity = identity
+        self._links = links
+        self._facts: Facts | None = None
+        self._probe: asyncio.Server | None = None
+        self._processes: dict[str, process.Process] = {}
+        self._shipper: Shipper | None = None
+        self._passed = -1
+        self._stopping = False
+        self._closed: InstanceClosed | None = None
+        self._unsent: list[Report] = []
+        self._news = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loose: set[asyncio.Future[Any]] = set()
+
+    async def watch(self, timeout_s: float) -> None:
+        """Return after ``timeout_s``; a caller learns from the error of this call that the instance is gone."""
+        await asyncio.sleep(timeout_s)
+
+    async def prepare(self, order: Preparation) -> None:
+        """Fetch code, lease ports, listen; then report facts (again, when they are known already)."""
+        if self._facts is not None:
+            self._report(
+                InstancePrepared(time.time(), self._identity.attempt_id, self._identity.instance, self._facts)
+            )
+            return
+        self._once("prepare", lambda: self._prepare(order))
+
+    async def carry_out(self, orders: Orders) -> None:
+        """Do this instance's part of a stage; report when it has passed (again, when it has already)."""
+        if orders.stage <= self._passed:
+            self._report(self._stage_passed(orders.stage))
+            return
+        self._once(f"stage {orders.stage}", lambda: self._carry_out(orders))
+
+    async def stop(self, grace_s: float, why: str) -> None:
+        """End everything: TERM, ``grace_s``, KILL; ship the rest; report closed. A shorter grace replaces a longer one."""
+        if self._closed is not None:
+            self._report(self._closed)
+            return
+        for running in self._processes.values():
+            self._start(running.stop(grace_s, why))
+        self._stopping = True
+        self._once("close", self._close)
+
+    # Preparing.
+
+    async def _prepare(self, order: Preparation) -> None:
+        try:
+            self._facts = await self._collect(order)
+        except Exception as error:  # whatever it is, the job must hear of it
+            log.exception("preparing")
+            self._fail(Reason.PREPARE_FAILED, f"could not prepare: {_words(error)}")
+        else:
+            self._report(
+                InstancePrepared(time.time(), self._identity.attempt_id, self._identity.instance, self._facts)
+            )
+
+    async def _collect(self, order: Preparation) -> Facts:
+        me = self._identity
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._outputs.mkdir(parents=True, exist_ok=True)
+        self._probe = self._probe or await asyncio.start_server(_hang_up, me.ip, 0)
+        ports = {"probe": str(self._probe.sockets[0].getsockname()[1])}
+        for purpose in order.leases:
+            ports[purpose] = str(await self._links.lease_port(purpose))
+        return Facts(
+            instance=me.instance,
+            ip=me.ip,
+            node_name=me.node_name,
+            ports=ports,
+            gpus=me.gpus,
+            interface=nodefacts.interface_of(me.ip),
+            code_dir=await self._links.code_dir(order.package),
+            output_dir=str(self._outputs),
+        )
+
+    # Stages.
+
+    async def _carry_out(self, orders: Orders) -> None:
+        deadline = time.monotonic() + orders.limit_s
+        try:
+            for run in orders.runs:
+                await self._start_run(run, orders)
+            await asyncio.gather(*(self._fulfil(condition, deadline) for condition in orders.until))
+        except Exception as error:  # whatever it is, the job must hear of it
+            log.exception("stage %d", orders.stage)
+            self._fail(Reason.STAGE_FAILED, _words(error))
+        else:
+            self._passed = orders.stage
+            self._report(self._stage_passed(orders.stage))
+
+    async def _start_run(self, run: PlannedRun, orders: Orders) -> None:
+        if run.name in self._processes or self._stopping:
+            return
+        facts = self._facts
+        assert facts is not None, "stages follow preparation"
+        environment = self._environment(orders)
+        started = await process.start(
+            process.Run(
+                name=run.name,
+                argv=process.shell_argv(run.command, run.pipefail),
+                env=environment,
+                cwd=os.path.join(facts.code_dir, os.path.expanduser(run.cwd)) if run.cwd else facts.code_dir,
+                folder=str(self._folder / run.name),
+                mark=self._identity.attempt_id,
+            )
+        )
+        self._processes[run.name] = started
+        self._shipper = self._shipper or self._ship(self._log(run.name))
+        self._start(self._await_exit(run.name, started))
+        if self._stopping:  # a stop that came while the run was being started has not seen it
+            self._start(started.stop(0, "stopped while starting"))
+
+    def _environment(self, orders: Orders) -> dict[str, str]:
+        base = nodefacts.raylet_environment(self._identity.raylet_pid)
+        base["PATH"] = nodefacts.search_path(base, str(Path(sys.executable).parent))
+        changed = {name for name, value in orders.environment.items() if value is None}
+        added = {name: value for name, value in orders.environment.items() if value is not None}
+        return {name: value for name, value in base.items() if name not in changed} | added
+
+    async def _fulfil(self, condition: Until, deadline: float) -> None:
+        match condition:
+            case TcpReachable():
+                await self._reach(condition, deadline)
+            case Alive():
+                pass  # a run that could not be started has already reported its exit
+
+    async def _reach(self, target: TcpReachable, deadline: float) -> None:
+        """Connect, trying again until the deadline; then say who could not reach whom, and how it failed."""
+        while True:
+            try:
+                opening = asyncio.open_connection(target.host, int(target.port))
+                _, writer = await asyncio.wait_for(opening, CONNECT_TRY_S)
+                writer.close()
+                return
+            except (OSError, asyncio.TimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise self._unreachable(target, error) from error
+            await asyncio.sleep(RETRY_S)
+
+    def _unreachable(self, target: TcpReachable, error: Exception) -> UnreachableError:
+        me = self._identity
+        return UnreachableError(
+            f"{me.instance} on {me.node_name} ({me.ip}) cannot connect to {target.target} at "
+            f"{target.host}:{target.port} ({str(error) or 'no answer'}); check firewalls and routes between the two nodes"
+        )
+
+    # Runs.
+
+    async def _await_exit(self, name: str, running: process.Process) -> None:
+        exit_ = await running.wait()
+        lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
+        ended = Ended(
+            at=exit_.at,
+            code=exit_.code,
+            signal=exit_.signal,
+            sender=exit_.sender,
+            oom=exit_.oom,
+            error=exit_.error,
+            cause=backends.explain(self._identity.mode, lines) if exit_.code != 0 else None,
+            last_lines=tuple(lines[-VERDICT_LINES:]) if exit_.code != 0 else (),
+        )
+        self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
+
+    def _ship(self, path: Path) -> Shipper:
+        shipper = Shipper(
+            path,
+            self._links.append,
+            on_trouble=lambda message: self._tell(f"its log waits on the node: {message}"),
+            on_recovered=lambda: self._tell("its log is kept again"),
+        )
+        shipper.start()
+        return shipper
+
+    async def _close(self) -> None:
+        """Wait until nothing runs, ship the rest, report closed."""
+        starting = [task for name, task in self._tasks.items() if name.startswith(("prepare", "stage"))]
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        if self._probe is not None:
+            self._probe.close()
+        await asyncio.gather(*(running.gone() for running in self._processes.values()))
+        unsaved = await self._shipper.finish(SHIP_LIMIT_S) if self._shipper is not None else 0
+        await self._collect_outputs()
+        me = self._identity
+        self._closed = InstanceClosed(time.time(), me.attempt_id, me.instance, unsaved)
+        self._report(self._closed)
+
+    async def _collect_outputs(self) -> None:
+        report = await ship_outputs(self._outputs, self._links.append_output)
+        for path, why in report.skipped[:MAX_TOLD]:
+            self._tell(f"output {path} was not collected: {why}")
+        if len(report.skipped) > MAX_TOLD:
+            self._tell(f"{len(report.skipped) - MAX_TOLD} more outputs were not collected")
+
+    # Reports.
+
+    def _tell(self, message: str) -> None:
+        self._report(InstanceNoted(time.time(), self._identity.attempt_id, self._identity.instance, message))
+
+    def _fail(self, reason: Reason, message: str) -> None:
+        me = self._identity
+        self._report(InstanceFailed(time.time(), me.attempt_id, me.instance, reason, message))
+
+    def _stage_passed(self, stage: int) -> StagePassed:
+        return StagePassed(time.time(), self._identity.attempt_id, self._identity.instance, stage)
+
+    def _report(self, report: Report) -> None:
+        """Queue a report; it is kept until the controller has stored it."""
+        self._unsent.append(report)
+        self._news.set()
+        self._once("reports", self._send_reports)
+
+    async def _send_reports(self) -> None:
+        pause_s = RETRY_S
+        while True:
+            await self._news.wait()
+            batch = tuple(self._unsent)
+            try:
+                await self._links.report(time.time(), batch)
+            except Exception:  # the controller restarts; what it has not stored is sent again
+                log.warning("reporting failed, trying again in %.1f s", pause_s, exc_info=True)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REPORT_RETRY_MAX_S)
+                continue
+            pause_s = RETRY_S
+            del self._unsent[: len(batch)]
+            if not self._unsent:
+                self._news.clear()
+
+    # Folders and tasks.
+
+    @property
+    def _folder(self) -> Path:
+        me = self._identity
+        return Path(me.scratch) / "jobs" / me.job_id / "runs" / me.attempt_id / me.instance
+
+    @property
+    def _outputs(self) -> Path:
+        me = self._identity
+        return Path(me.scratch) / "jobs" / me.job_id / "outputs" / me.instance
+
+    def _log(self, run: str) -> Path:
+        return self._folder / run / "output.log"
+
+    def _once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start the work unless it is running or has been done."""
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.ensure_future(work())
+            self._tasks[name].add_done_callback(_log_failure)
+
+    def _start(self, work: Awaitable[Any]) -> None:
+        """Let something run beside the rest, and keep it alive."""
+        task = asyncio.ensure_future(work)
+        self._loose.add(task)
+        task.add_done_callback(self._loose.discard)
+        task.add_done_callback(_log_failure)
+
+
+class UnreachableError(RaycontrolError):
+    """Two instances of a job cannot reach each other."""
+
+
+def _words(error: Exception) -> str:
+    """Return an error's own words, or its kind where it has none of ours."""
+    return str(error) if isinstance(error, RaycontrolError) else f"{type(error).__name__}: {error}"
+
+
+def _log_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a task of this instance failed", exc_info=task.exception())
+
+
+async def _hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()

@@ -1,0 +1,47 @@
+"""A job as a row of the store, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from raycontrol.lifecycle import Job, info
+from raycontrol.logs import JobFolder
+from raycontrol.status import JobInfo
+from raycontrol.store import JobRow
+
+_JOBS = TypeAdapter(Job)
+
+
+def row_of(job: Job) -> JobRow:
+    """Return the row to store: columns to search by, and the whole job as JSON."""
+    return JobRow(
+        id=job.id,
+        cluster=job.cluster,
+        name=job.spec.name or job.id,
+        user=job.user,
+        mode=job.spec.mode.value,
+        state=job.state,
+        priority=job.spec.priority,
+        submitted_at=job.submitted_at,
+        ended_at=job.ended_at,
+        doc=_JOBS.dump_json(job).decode(),
+        labels=json.dumps(job.spec.labels, sort_keys=True),
+    )
+
+
+def read_job(row: JobRow) -> Job:
+    """Return the job of a row."""
+    return _JOBS.validate_json(row.doc)
+
+
+def info_of(job: Job, home: Path) -> JobInfo:
+    """Return the job as every surface shows it, with the folder of its outputs on the head."""
+    return info(job, outputs=str(JobFolder(home, job.id).root / "outputs"))
+
+
+def read_info(row: JobRow, home: Path) -> JobInfo:
+    """Return a stored job as every surface shows it."""
+    return info_of(read_job(row), home)

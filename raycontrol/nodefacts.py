@@ -1,0 +1,88 @@
+"""What this machine is: the boundary to /proc, interfaces and hardware."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import shutil
+import socket
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import psutil
+
+LEASED_PORTS = range(20_000, 29_400)
+"""Where leased ports come from: below the kernel's ephemeral range, above what services use, beside torchrun's 29400 and 29500."""
+
+
+def raylet_environment(raylet_pid: int) -> dict[str, str]:
+    """Return the environment the raylet was started with, less everything of Ray's own.
+
+    It is what the person who ran ``ray start`` had set up for this node: PATH, modules, proxies, locale. The
+    environment of a Ray worker is not used: Ray adds to it (facts in docs/environment.md).
+    """
+    raw = Path(f"/proc/{raylet_pid}/environ").read_bytes()
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    named = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    return {name: value for name, value in named.items() if not _is_of_ray(name)}
+
+
+def _is_of_ray(name: str) -> bool:
+    return name.startswith(("RAY_", "__RAY", "RAYCONTROL_")) or name in (
+        "PYTHONBREAKPOINT",
+        "VIRTUAL_ENV_PROMPT",
+    )
+
+
+def search_path(environment: Mapping[str, str], own_bin: str) -> str:
+    """Return the PATH of a job that sets none: raycontrol's own environment first, then the node's."""
+    node_path = environment.get("PATH") or os.defpath
+    return os.pathsep.join(
+        [own_bin, *(part for part in node_path.split(os.pathsep) if part and part != own_bin)]
+    )
+
+
+def interface_of(ip: str) -> str | None:
+    """Return the name of the network interface that owns the address, or None."""
+    wanted = ipaddress.ip_address(ip)
+    for name, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                found = ipaddress.ip_address(address.address.partition("%")[0])
+                if found == wanted:
+                    return name
+    return None
+
+
+def free_port(taken: Collection[int]) -> int:
+    """Return a port that nobody listens on, on any address, and that is not in ``taken``; raises OSError when there is none."""
+    candidates = [port for port in LEASED_PORTS if port not in taken]
+    random.shuffle(candidates)
+    for port in candidates:
+        if _can_bind(port):
+            return port
+    raise OSError(f"no free port between {LEASED_PORTS.start} and {LEASED_PORTS.stop - 1}")
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def summary(scratch: Path) -> dict[str, object]:
+    """Return a node's facts for people: cores, memory, free disk under the scratch folder, size of /dev/shm, kernel."""
+    memory = psutil.virtual_memory()
+    return {
+        "hostname": socket.gethostname(),
+        "cores": os.cpu_count(),
+        "memory_bytes": memory.total,
+        "scratch": str(scratch),
+        "scratch_free_bytes": shutil.disk_usage(scratch).free,
+        "shm_bytes": shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0,
+        "kernel": os.uname().release,
+    }

@@ -1,0 +1,176 @@
+"""Which node each instance goes to. Pure: decides from one snapshot of the cluster, which includes what others use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from raycontrol.spec import Member, Placement, Resources
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Node:
+    """One living node: ``total`` and ``free`` by Ray's resource names (CPU, GPU, memory in bytes)."""
+
+    id: str
+    name: str
+    ip: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The node of one instance."""
+
+    instance: str
+    node_id: str
+    node_name: str
+    ip: str
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """Why a gang cannot be placed. ``never`` says that the cluster as it is could not run it even if it were empty."""
+
+    why: str
+    never: bool
+
+
+def demand(resources: Resources) -> dict[str, float]:
+    """Return what one instance takes, by Ray's resource names."""
+    wanted = {
+        "CPU": float(resources.cpu),
+        "GPU": float(resources.gpu),
+        "memory": float(resources.memory or 0),
+    }
+    return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+def place(
+    members: Sequence[Member], placement: Placement, nodes: Sequence[Node]
+) -> tuple[Assignment, ...] | NoRoom:
+    """Return a node for every member, in the members' order, or why there is none.
+
+    ``strict`` gives every instance a node of its own, ``pack`` fills the fullest nodes first. Inside a group
+    instances follow the order of node names, so that neighbours in rank are neighbours by name.
+    """
+    find = _match if placement is Placement.STRICT else _pack
+    chosen = find(members, nodes, {node.id: node.free for node in nodes})
+    if chosen is not None:
+        return _in_name_order(members, chosen)
+    empty = find(members, nodes, {node.id: node.total for node in nodes})
+    return NoRoom(_explain(members, placement, nodes, never=empty is None), never=empty is None)
+
+
+def reserve(
+    nodes: Sequence[Node], members: Sequence[Member], assignments: Sequence[Assignment]
+) -> tuple[Node, ...]:
+    """Return the nodes with what the assignments take subtracted from what is free."""
+    free = {node.id: dict(node.free) for node in nodes}
+    for member, room in zip(members, assignments, strict=True):
+        if room.node_id in free:
+            _take(free[room.node_id], demand(member.resources))
+    return tuple(Node(n.id, n.name, n.ip, n.total, free[n.id], n.labels) for n in nodes)
+
+
+def _fits(wanted: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    return all(room.get(name, 0.0) + EPSILON >= amount for name, amount in wanted.items())
+
+
+def _take(room: dict[str, float], wanted: Mapping[str, float]) -> None:
+    for name, amount in wanted.items():
+        room[name] = room.get(name, 0.0) - amount
+
+
+def _match(
+    members: Sequence[Member], nodes: Sequence[Node], room: Mapping[str, Mapping[str, float]]
+) -> dict[str, Node] | None:
+    """Give every member a node of its own: bipartite matching by augmenting paths, fullest nodes tried first."""
+    order = sorted(nodes, key=lambda node: (_emptiness(room[node.id]), node.name))
+    holder: dict[str, Member] = {}
+
+    def assign(member: Member, seen: set[str]) -> bool:
+        for node in order:
+            if node.id in seen or not _fits(demand(member.resources), room[node.id]):
+                continue
+            seen.add(node.id)
+            if node.id not in holder or assign(holder[node.id], seen):
+                holder[node.id] = member
+                return True
+        return False
+
+    if not all(assign(member, set()) for member in members):
+        return None
+    by_id = {node.id: node for node in nodes}
+    return {member.name: by_id[node_id] for node_id, member in holder.items()}
+
+
+def _pack(
+    members: Sequence[Member], nodes: Sequence[Node], room: Mapping[str, Mapping[str, float]]
+) -> dict[str, Node] | None:
+    """Put the most demanding members first, each on the fullest node that still has room."""
+    free = {node.id: dict(room[node.id]) for node in nodes}
+    chosen: dict[str, Node] = {}
+    for member in sorted(members, key=lambda item: (-item.resources.gpu, -item.resources.cpu, item.index)):
+        wanted = demand(member.resources)
+        fitting = [node for node in nodes if _fits(wanted, free[node.id])]
+        if not fitting:
+            return None
+        node = min(fitting, key=lambda item: (_emptiness(free[item.id]), item.name))
+        _take(free[node.id], wanted)
+        chosen[member.name] = node
+    return chosen
+
+
+def _emptiness(room: Mapping[str, float]) -> tuple[float, float, float]:
+    return room.get("GPU", 0.0), room.get("CPU", 0.0), room.get("memory", 0.0)
+
+
+def _in_name_order(members: Sequence[Member], chosen: Mapping[str, Node]) -> tuple[Assignment, ...]:
+    rooms: dict[str, list[Node]] = {}
+    for member in members:
+        rooms.setdefault(member.group, []).append(chosen[member.name])
+    for nodes in rooms.values():
+        nodes.sort(key=lambda node: (node.name, node.id), reverse=True)
+    assignments = []
+    for member in members:
+        node = rooms[member.group].pop()
+        assignments.append(Assignment(member.name, node.id, node.name, node.ip))
+    return tuple(assignments)
+
+
+def _explain(members: Sequence[Member], placement: Placement, nodes: Sequence[Node], *, never: bool) -> str:
+    """Say what is missing, in words that a person can act on."""
+    if not nodes:
+        return "the cluster has no living node"
+    hardest = max(
+        members, key=lambda item: (item.resources.gpu, item.resources.cpu, item.resources.memory or 0)
+    )
+    wanted = demand(hardest.resources)
+    field_name = "total" if never else "free"
+    fitting = sum(_fits(wanted, getattr(node, field_name)) for node in nodes)
+    word = "" if never else " free"
+    needs = f"needs {_count(len(members), 'instance')} with {_amounts(wanted)}{word}"
+    if placement is Placement.STRICT:
+        text = f"{needs}, each on a node of its own; {fitting} of {_count(len(nodes), 'node')} can take one"
+        if never and _pack(members, nodes, {node.id: node.total for node in nodes}) is not None:
+            text += "; `placement: pack` (or `--set placement=pack`) lets instances share a node"
+    else:
+        text = f"{needs}; the {_count(len(nodes), 'node')} together cannot take all of them"
+    return ("the cluster as it is can never run it: " if never else "") + text
+
+
+def _amounts(wanted: Mapping[str, float]) -> str:
+    words = {"CPU": "cpu", "GPU": "gpu"}
+    parts = [f"{words[name]} {amount:g}" for name, amount in wanted.items() if name in words]
+    if "memory" in wanted:
+        parts.append(f"memory {wanted['memory'] / 2**30:.3g} GiB")
+    return ", ".join(parts)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,181 @@
+"""What a backend makes of a spec and facts: a plan, a value that can be printed before anything starts.
+
+A plan holds, for each instance, environment and files; and stages, in order. A stage is runs and conditions
+(``until``) that must hold before the next stage begins. One function of the instance carries out stages for all
+modes; no backend contains a loop or a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Brief:
+    """Which try of which job a plan is for; ``attempt_id`` marks every process of it."""
+
+    job_id: str
+    job_name: str
+    attempt: int
+    attempt_id: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an instance reported when it had prepared itself.
+
+    ``ip`` is the address Ray knows the node by; ``ports`` maps a purpose (``master``, ``probe``) to a port that is
+    leased or listening on that node; ``gpus`` are the ids this instance may see, ``interface`` is the network
+    interface that owns ``ip`` (None when none does). All text, so that a plan can be made with symbolic facts
+    (``<ip of worker-0>``) when there is no cluster.
+    """
+
+    instance: str
+    ip: str
+    node_name: str
+    ports: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    interface: str | None = None
+    code_dir: str = ""
+    output_dir: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One command of one instance: a string runs under ``bash -c`` (``-o pipefail`` too if ``pipefail``), a list without a shell."""
+
+    name: str
+    command: str | tuple[str, ...]
+    pipefail: bool = True
+    cwd: str | None = None
+
+
+@dataclass(frozen=True)
+class TcpReachable:
+    """``source`` can open a TCP connection to ``host``:``port``, a listener of the instance ``target``."""
+
+    source: str
+    target: str
+    host: str
+    port: str
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The run ``run`` of the instance ``source`` has been started."""
+
+    source: str
+    run: str
+
+
+Until = TcpReachable | Alive
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs (by instance) and the conditions that end the stage within ``limit_s`` seconds; ``says`` is told when it has passed."""
+
+    name: str
+    says: str
+    limit_s: float
+    runs: Mapping[str, tuple[PlannedRun, ...]] = field(default_factory=dict)
+    until: tuple[Until, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole of what will be done.
+
+    ``environment[name]`` is what the job adds to the node's own environment on that instance (None unsets);
+    ``deciders`` are the instances whose start commands must all exit 0 for the attempt to succeed.
+    """
+
+    mode: str
+    environment: Mapping[str, Mapping[str, str | None]]
+    files: Mapping[str, Mapping[str, str]]
+    stages: tuple[Stage, ...]
+    deciders: frozenset[str]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Orders:
+    """One instance's part of one stage, as it travels to the instance."""
+
+    stage: int
+    says: str
+    limit_s: float
+    environment: Mapping[str, str | None]
+    files: Mapping[str, str]
+    runs: tuple[PlannedRun, ...]
+    until: tuple[Until, ...]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a launcher said of the rank that failed: its global rank and its code (negative: a signal)."""
+
+    rank: int | None = None
+    exit_code: int | None = None
+
+
+def orders(plan: Plan, stage: int, instance: str) -> Orders:
+    """Return what ``instance`` has to do in the stage of that number."""
+    work = plan.stages[stage]
+    return Orders(
+        stage=stage,
+        says=work.says,
+        limit_s=work.limit_s,
+        environment=plan.environment[instance],
+        files=plan.files.get(instance, {}),
+        runs=tuple(work.runs.get(instance, ())),
+        until=tuple(condition for condition in work.until if condition.source == instance),
+    )
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as plain JSON values; conditions carry their kind."""
+    document = asdict(plan)
+    document["deciders"] = sorted(plan.deciders)
+    for stage, described in zip(plan.stages, document["stages"], strict=True):
+        described["until"] = [{"kind": type(item).__name__, **asdict(item)} for item in stage.until]
+    return document
+
+
+def render(plan: Plan) -> str:
+    """Return the plan as text for a person."""
+    lines = [
+        f"mode {plan.mode}, {len(plan.environment)} instances; success when these exit 0: "
+        + _names(plan.deciders)
+    ]
+    lines += [f"warning: {warning}" for warning in plan.warnings]
+    for name, variables in plan.environment.items():
+        lines.append(f"\n{name}:")
+        for key, value in variables.items():
+            lines.append(f"  unset {key}" if value is None else f"  {key}={value}")
+    for number, stage in enumerate(plan.stages, start=1):
+        lines.append(f"\nstage {number}: {stage.name} (at most {stage.limit_s:g} s), then: {stage.says}")
+        lines += [f"  {_describe(condition)}" for condition in stage.until]
+        for name, runs in stage.runs.items():
+            lines += [f"  {name} runs {run.name}: {_command(run)}" for run in runs]
+    return "\n".join(lines)
+
+
+def _names(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _describe(condition: Until) -> str:
+    match condition:
+        case TcpReachable():
+            return f"until {condition.source} can connect to {condition.target} at {condition.host}:{condition.port}"
+        case Alive():
+            return f"until {condition.run} of {condition.source} is alive"
+
+
+def _command(run: PlannedRun) -> str:
+    import shlex
+
+    return run.command if isinstance(run.command, str) else shlex.join(run.command)

@@ -1,0 +1,455 @@
+"""The one way to run a command: ``await start(Run(...))``, always under a supervisor; and the sweep of strays.
+
+The owner is any asyncio program. It installs no signal handlers, never forks itself (it may be full of threads) and
+leaves no zombie. When it dies, in whatever way, each supervisor sees it and kills its tree; when a *supervisor* is
+killed, ``Process`` sees that and sweeps up by the mark that every process of a tree carries in its environment; and
+when both are killed, somebody else calls ``sweep``.
+
+Processes of an attempt are known by ``RAYCONTROL_ATTEMPT_ID``, a supervisor by ``RAYCONTROL_SUPERVISOR`` with the
+same value. A process that has cleared its environment, left its session and lost its parent *and* its supervisor
+cannot be told from a stranger's: only that one escapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import marshal
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from raycontrol import supervisor
+from raycontrol.supervisor import LOG_FILE, MARK, STATUS_FILE, SUPERVISOR_MARK, Entry
+
+__all__ = [
+    "LOG_FILE",
+    "MARK",
+    "STATUS_FILE",
+    "Exit",
+    "Process",
+    "ProcessId",
+    "Run",
+    "marked",
+    "read_status",
+    "shell_argv",
+    "start",
+    "sweep",
+]
+
+SWEEP_LIMIT_S = 10.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command to supervise.
+
+    ``env`` is the whole environment (text; bytes that are no UTF-8 as surrogate escapes); the mark is added to it.
+    The program is looked up in the ``PATH`` of ``env``, relative to ``cwd``. ``folder`` is the run's own: it is made
+    if missing, and ``status.json`` and ``output.log`` (stdout and stderr, appended) are kept there.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    folder: str
+    mark: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a run's main process ended; ``at`` is when, in seconds since the epoch.
+
+    One of ``code`` and ``signal`` is set, unless it could not be started for a reason that no shell has a code for.
+    ``code`` is taken as it is: a shell says 137 when *its* child was killed. ``sender`` is ``raycontrol: <why>`` when
+    we asked it to end (whatever the code is then) or sent the signal that ended it. ``oom``: the count of
+    out-of-memory kills of this process's cgroup rose while it ran, so it or a neighbour was hit. ``error`` says why
+    it could not be started (command not found: code 127, cannot be executed: 126) or how we lost sight of it.
+    """
+
+    code: int | None
+    signal: int | None
+    at: float
+    sender: str | None = None
+    oom: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for good: pids come again, pid and start time (ticks since boot) do not."""
+
+    pid: int
+    start_time: int
+
+
+async def start(run: Run) -> Process:
+    """Start ``run`` and return when its program was executed, or could not be: then its ``Exit`` has an ``error``.
+
+    Cancelling this call ends whatever it had started.
+    """
+    try:
+        control, launcher = _spawn(run)
+    except OSError as error:
+        return await _stillborn(run, f"its supervisor could not be started: {error}")
+    writer = None
+    try:
+        reader, writer = await asyncio.open_unix_connection(sock=control)
+        writer.write(supervisor.frame(("run", _config(run))))
+        await writer.drain()
+        process = Process(run, reader, writer)
+        await process._launched()
+        return process
+    except (OSError, EOFError) as error:
+        _give_up(control, writer)
+        return await _stillborn(run, f"its supervisor ended before the command began: {error}")
+    except BaseException:
+        _give_up(control, writer)
+        launcher.kill()
+        raise
+    finally:
+        launcher.wait()  # it had exited before we heard of the launch, or is dying
+
+
+class Process:
+    """A run under way. ``pid`` is its main process, also the id of that process's session and group.
+
+    ``unsaved`` says, once the run is gone, why its outcome is not on disk (None: it is).
+    """
+
+    def __init__(
+        self, run: Run, reader: asyncio.StreamReader | None = None, writer: asyncio.StreamWriter | None = None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.run = run
+        self.pid = 0
+        self.unsaved: str | None = None
+        self._start_time = 0
+        self._reader = reader
+        self._writer = writer
+        self._broken: str | None = None
+        self._ended: asyncio.Future[Exit] = loop.create_future()
+        self._gone: asyncio.Future[Exit] = loop.create_future()
+
+    async def wait(self) -> Exit:
+        """The main process has ended; what it left behind may still be ending, and the outcome on its way to disk."""
+        return await asyncio.shield(self._ended)
+
+    async def gone(self) -> Exit:
+        """Nothing of the tree is left, and the outcome is on disk (fsynced)."""
+        return await asyncio.shield(self._gone)
+
+    async def stop(self, grace_s: float, why: str) -> Exit:
+        """Ask the tree to end, kill what is left after ``grace_s``, and return when it is gone.
+
+        SIGTERM goes to the main process's group, once, and to processes that have lost their parent. When the main
+        process ends the others keep the rest of the grace. Calling it again can shorten the grace, not lengthen it.
+        """
+        self._tell("stop", float(grace_s), why)
+        return await self.gone()
+
+    async def kill(self, why: str) -> Exit:
+        """Kill the whole tree now, and return when it is gone."""
+        return await self.stop(0, why)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the main process's group, as a terminal would; nothing happens when it has ended."""
+        self._tell("signal", int(number))
+
+    async def _launched(self) -> None:
+        match await self._receive():
+            case ("started", pid, start_time):
+                self.pid, self._start_time = pid, start_time
+            case ("broken", description):
+                raise OSError(description)
+        task = asyncio.create_task(self._follow(), name=f"run {self.run.name} of {self.run.mark}")
+        _following.add(task)
+        task.add_done_callback(_following.discard)
+
+    async def _follow(self) -> None:
+        try:
+            while not self._gone.done():
+                match await self._receive():
+                    case ("ended", outcome):
+                        self._ended.set_result(Exit(**outcome))
+                    case ("gone", unsaved):
+                        self.unsaved = unsaved
+                        self._finish(self._ended.result())
+                    case ("broken", description):
+                        self._broken = description
+        except (OSError, EOFError):
+            await self._clear()
+        finally:
+            self._ended.cancel()
+            self._gone.cancel()
+            if self._writer is not None:
+                self._writer.close()
+
+    async def _clear(self) -> None:
+        """The supervisor is dead and the tree has nobody: end it, and find or make the outcome."""
+        error = f"its supervisor failed: {self._broken}" if self._broken else "its supervisor was killed"
+        if not self._ended.done():
+            known = await asyncio.to_thread(read_status, self.run.folder)
+            lost = Exit(None, None if self._broken else 9, time.time(), error=error)
+            self._ended.set_result(known or lost)
+        outcome = self._ended.result()
+        log.warning("run %s of %s: %s; sweeping", self.run.name, self.run.mark, error)
+        self.unsaved = await asyncio.to_thread(
+            _bury, self.run, ProcessId(self.pid, self._start_time), outcome
+        )
+        self._finish(outcome)
+
+    def _finish(self, outcome: Exit) -> None:
+        if self.unsaved is not None:
+            log.warning("run %s of %s: %s", self.run.name, self.run.mark, self.unsaved)
+        if not self._ended.done():
+            self._ended.set_result(outcome)
+        self._gone.set_result(outcome)
+
+    async def _receive(self) -> Any:
+        assert self._reader is not None
+        size = int.from_bytes(await self._reader.readexactly(4), "big")
+        return marshal.loads(await self._reader.readexactly(size))
+
+    def _tell(self, *command: object) -> None:
+        if self._writer is not None and not self._gone.done():
+            self._writer.write(supervisor.frame(command))
+
+
+_following: set[asyncio.Task[None]] = set()  # the event loop itself keeps tasks by weak references only
+
+
+def shell_argv(command: str | tuple[str, ...], pipefail: bool) -> tuple[str, ...]:
+    """What a start command executes: a line is bash's, a list is run as it is."""
+    if not isinstance(command, str):
+        return tuple(command)
+    return ("bash", "-o", "pipefail", "-c", command) if pipefail else ("bash", "-c", command)
+
+
+def read_status(folder: str | Path) -> Exit | None:
+    """The outcome that the run of this folder left on disk; None while it has none."""
+    try:
+        status = json.loads((Path(folder) / STATUS_FILE).read_bytes())
+        return Exit(**{field.name: status[field.name] for field in fields(Exit)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def marked(mark_prefix: str) -> list[ProcessId]:
+    """Living processes whose mark starts with ``mark_prefix``, supervised or not.
+
+    This and ``sweep`` read the whole process table and can block: call them in a thread.
+    """
+    rows = ((row, _environ(row.pid).get(MARK)) for row in supervisor.table().values() if row.alive)
+    return [ProcessId(row.pid, row.start_time) for row, mark in rows if mark and mark.startswith(mark_prefix)]
+
+
+def sweep(mark: str, *, prefix: bool = False) -> int:
+    """Kill the processes of attempt ``mark`` that have no living supervisor; return how many were killed.
+
+    With ``prefix``, those of all attempts whose mark starts with it. Unmarked descendants of such processes, and
+    unmarked ones in sessions that such processes led, go with them. Processes under a living supervisor of their
+    attempt are left alone (it ends them when its owner dies), and so are this process and those above it. Returns
+    when nothing is left to kill, or after 10 seconds.
+    """
+    return _sweep(lambda candidate: candidate.startswith(mark) if prefix else candidate == mark, None)
+
+
+# Starting.
+
+
+def _spawn(run: Run) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the supervisor's first process, which forks the second and exits."""
+    control, remote = socket.socketpair()
+    with remote:
+        control.setblocking(False)
+        remote.setblocking(True)
+        arguments = [sys.executable, "-I", "-S", _program(), str(remote.fileno()), str(os.getpid())]
+        # Nothing of the run is on this command line or in this environment, where others could read it.
+        env = {SUPERVISOR_MARK: run.mark}
+        if "LD_LIBRARY_PATH" in os.environ:  # some installations of Python find their own library by it
+            env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        try:
+            launcher = subprocess.Popen(
+                arguments,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[remote.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            control.close()
+            raise
+    return control, launcher
+
+
+def _give_up(control: socket.socket, writer: asyncio.StreamWriter | None) -> None:
+    """Close our end, which is the order to kill everything."""
+    if writer is None:
+        control.close()
+    else:
+        writer.transport.abort()
+
+
+async def _stillborn(run: Run, error: str) -> Process:
+    """A run that ended before it began and has no supervisor to keep its outcome."""
+    process = Process(run)
+    outcome = Exit(None, None, time.time(), error=error)
+    process.unsaved = await asyncio.to_thread(_keep, run, 0, outcome)
+    process._finish(outcome)
+    return process
+
+
+@functools.cache
+def _program() -> str:
+    """The supervisor's compiled file if it is that of its source (Python would compile a script at every start)."""
+    source = supervisor.__file__
+    cached = supervisor.__spec__.cached if supervisor.__spec__ else None
+    try:
+        header = Path(cached or "").read_bytes()[:16]
+        state = Path(source).stat()
+    except OSError:
+        return source
+    expected = b"".join(
+        number.to_bytes(4, "little")
+        for number in (0, int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF)
+    )
+    return cached if cached and header[4:] == expected else source
+
+
+def _config(run: Run) -> dict[str, Any]:
+    env = {**run.env, MARK: run.mark}
+    env.pop(SUPERVISOR_MARK, None)
+    return {
+        "name": run.name,
+        "mark": run.mark,
+        "argv": [_bytes(word) for word in run.argv],
+        "env": {_bytes(name): _bytes(value) for name, value in env.items()},
+        "cwd": _bytes(run.cwd),
+        "folder": _bytes(run.folder),
+    }
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+# Ending what has no supervisor.
+
+
+def _bury(run: Run, main: ProcessId, outcome: Exit) -> str | None:
+    """Sweep after a supervisor's death, then make sure of the outcome on disk; say why, if it is not there."""
+    _sweep(lambda mark: mark == run.mark, main)
+    return None if read_status(run.folder) is not None else _keep(run, main.pid, outcome)
+
+
+def _keep(run: Run, pid: int, outcome: Exit) -> str | None:
+    try:
+        Path(run.folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{STATUS_FILE} could not be written: {error}"
+    status = {"run": run.name, "mark": run.mark, "pid": pid, "started_at": None, **asdict(outcome)}
+    error_number = supervisor.save_status(_bytes(run.folder), status)
+    return f"{STATUS_FILE} could not be written: {os.strerror(error_number)}" if error_number else None
+
+
+def _sweep(wanted: Callable[[str], bool], main: ProcessId | None) -> int:
+    killed: set[ProcessId] = set()
+    deadline = time.monotonic() + SWEEP_LIMIT_S
+    while strays := _strays(wanted, main):
+        killed |= {ProcessId(stray.pid, stray.start_time) for stray in strays if supervisor.send(stray, 9)}
+        if time.monotonic() > deadline:
+            log.warning("processes that do not die: %s", ", ".join(str(stray.pid) for stray in strays))
+            break
+        time.sleep(0.01)
+    return len(killed)
+
+
+def _strays(wanted: Callable[[str], bool], main: ProcessId | None) -> list[Entry]:
+    """What to kill now: marked processes without a supervisor, and what is theirs without carrying a mark.
+
+    ``main`` is the main process of a run whose supervisor is known to be dead; its session is the run's.
+    """
+    processes = supervisor.table()
+    living = [row for row in processes.values() if row.alive]
+    environs = {row.pid: _environ(row.pid) for row in living}
+    ours = _lineage(processes, os.getpid())
+
+    def is_stray(row: Entry) -> bool:
+        mark = environs[row.pid].get(MARK)
+        return mark is not None and wanted(mark) and not _supervised(row.pid, mark)
+
+    strays = {row.pid: row for row in living if row.pid not in ours and is_stray(row)}
+    sessions = {
+        row.session for row in strays.values() if row.session in strays or row.session not in environs
+    }
+    if main is not None and main.pid:
+        leader = processes.get(main.pid)
+        if leader is None or leader.start_time == main.start_time:
+            sessions.add(main.pid)
+    below = {
+        child.pid for row in list(strays.values()) for child in supervisor.descendants(processes, row.pid)
+    }
+    for row in living:
+        theirs = row.session in sessions or row.pid in below
+        unmarked = MARK not in environs[row.pid] and SUPERVISOR_MARK not in environs[row.pid]
+        if theirs and unmarked and row.pid not in ours and not _supervised(row.pid, None):
+            strays[row.pid] = row
+    return list(strays.values())
+
+
+def _lineage(processes: Mapping[int, Entry], pid: int) -> set[int]:
+    """``pid`` and those above it."""
+    found: set[int] = set()
+    while pid in processes and pid not in found:
+        found.add(pid)
+        pid = processes[pid].parent
+    return found
+
+
+def _supervised(pid: int, mark: str | None) -> bool:
+    """Whether a living supervisor (of ``mark``, or of any) is above ``pid``.
+
+    Read anew from the process upwards, because in a table read earlier a process may have changed its parent. When
+    it changes under our eyes too, we look again; a process that we cannot settle is left alone.
+    """
+    for _ in range(20):
+        answer = _look_for_supervisor(pid, mark)
+        if answer is not None:
+            return answer
+    return True
+
+
+def _look_for_supervisor(pid: int, mark: str | None) -> bool | None:
+    row = supervisor.entry(pid)
+    if row is None:
+        return True
+    while row.parent > 0:
+        above = _environ(row.parent).get(SUPERVISOR_MARK)
+        if above is not None and mark in (None, above):
+            return True
+        row = supervisor.entry(row.parent)
+        if row is None:
+            return None
+    return False
+
+
+def _environ(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty for zombies and those we may not look into."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (pair.partition("=") for pair in text.decode("utf-8", "surrogateescape").split("\0"))
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,198 @@
+"""Where a client reads from: the controller and archive of a cluster, or the store and files of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from raycontrol.archive import Archive
+from raycontrol.errors import ControllerUnavailable, JobNotFound
+from raycontrol.jobrows import read_info, read_job
+from raycontrol.status import Event, JobInfo, JobState
+from raycontrol.store import JobRow, Store
+
+POLL_S = 0.2
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """What a client needs besides submitting."""
+
+    def find(self, prefix: str) -> list[str]:
+        """Return the ids that begin so."""
+
+    def info(self, job_id: str) -> JobInfo:
+        """Return a job; raises JobNotFound."""
+
+    def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
+        """Return jobs, newest first."""
+
+    def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
+        """Return events after ``after``; wait up to ``timeout_s`` for the first."""
+
+    def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
+        """Return where the last lines of an instance's log begin."""
+
+    def log_sizes(self, job_id: str, attempt: int) -> dict[str, int]:
+        """Return the bytes of each instance's log."""
+
+    def log_news(
+        self,
+        job_id: str,
+        attempt: int,
+        offsets: dict[str, int],
+        timeout_s: float,
+        max_bytes: int,
+        instance: str | None,
+    ) -> dict[str, bytes]:
+        """Return bytes past the offsets; wait up to ``timeout_s`` for the first."""
+
+    def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
+        """Ask a job to stop."""
+
+    def sizes_of_jobs(self) -> dict[str, int]:
+        """Return the bytes that each job keeps."""
+
+    def prune(self, job_ids: Sequence[str]) -> None:
+        """Remove finished jobs with all they kept."""
+
+
+class ClusterReader:
+    """Asks the controller and the archive of a cluster."""
+
+    def __init__(self, session: Any, controller: Any) -> None:
+        self._session = session
+        self._controller = controller
+
+    def find(self, prefix: str) -> list[str]:
+        return self._ask(self._controller.find.remote(prefix))  # type: ignore[no-any-return]
+
+    def info(self, job_id: str) -> JobInfo:
+        return self._ask(self._controller.info.remote(job_id))  # type: ignore[no-any-return]
+
+    def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
+        return self._ask(self._controller.jobs.remote(states, user, limit))  # type: ignore[no-any-return]
+
+    def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
+        return self._ask(self._controller.events.remote(job_id, after, timeout_s))  # type: ignore[no-any-return]
+
+    def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
+        archive = self._session.archive()
+        return self._ask(archive.tail_offset.remote(job_id, attempt, instance, lines))  # type: ignore[no-any-return]
+
+    def log_sizes(self, job_id: str, attempt: int) -> dict[str, int]:
+        return self._ask(self._session.archive().sizes.remote(job_id, attempt))  # type: ignore[no-any-return]
+
+    def log_news(
+        self,
+        job_id: str,
+        attempt: int,
+        offsets: dict[str, int],
+        timeout_s: float,
+        max_bytes: int,
+        instance: str | None,
+    ) -> dict[str, bytes]:
+        archive = self._session.archive()
+        call = archive.follow.remote(job_id, attempt, offsets, timeout_s, max_bytes, instance=instance)
+        return self._ask(call)  # type: ignore[no-any-return]
+
+    def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
+        return self._ask(self._controller.stop.remote(job_id, why, force))  # type: ignore[no-any-return]
+
+    def sizes_of_jobs(self) -> dict[str, int]:
+        return self._ask(self._session.archive().usage.remote())["jobs"]  # type: ignore[no-any-return]
+
+    def prune(self, job_ids: Sequence[str]) -> None:
+        self._ask(self._controller.prune.remote(job_ids))
+
+    def _ask(self, reference: Any) -> Any:
+        return self._session.get(reference)
+
+
+class StoreReader:
+    """Reads what is on this machine's disk; nothing can be changed here but removed."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._store = Store.open_existing(home)
+        self._archive = Archive(home)
+
+    def find(self, prefix: str) -> list[str]:
+        return [] if self._store is None else self._store.find(prefix)
+
+    def info(self, job_id: str) -> JobInfo:
+        return read_info(self._row(job_id), self._home)
+
+    def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
+        if self._store is None:
+            return []
+        return [read_info(row, self._home) for row in self._store.jobs(states=states, user=user, limit=limit)]
+
+    def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
+        row = self._row(job_id)
+        assert self._store is not None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self._store.events(job_id, after)
+            if found or time.monotonic() > deadline or JobState(row.state).terminal:
+                return found
+            time.sleep(POLL_S)  # another process writes the store and cannot tell us
+            row = self._row(job_id)
+
+    def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
+        return _run(self._archive.tail_offset(job_id, attempt, instance, lines))
+
+    def log_sizes(self, job_id: str, attempt: int) -> dict[str, int]:
+        return _run(self._archive.sizes(job_id, attempt))
+
+    def log_news(
+        self,
+        job_id: str,
+        attempt: int,
+        offsets: dict[str, int],
+        timeout_s: float,
+        max_bytes: int,
+        instance: str | None,
+    ) -> dict[str, bytes]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            news = _run(self._archive.follow(job_id, attempt, offsets, 0, max_bytes, instance=instance))
+            if news or time.monotonic() > deadline:
+                return news
+            time.sleep(POLL_S)
+
+    def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
+        info = self.info(job_id)
+        if info.state.terminal:
+            return info
+        raise ControllerUnavailable(
+            f"job {job_id} belongs to cluster {info.cluster!r}, whose controller is not to be found from here; "
+            "name the cluster with --address or RAY_ADDRESS (an embedded run is stopped where it was started)"
+        )
+
+    def sizes_of_jobs(self) -> dict[str, int]:
+        return _run(self._archive.usage())["jobs"]  # type: ignore[no-any-return]
+
+    def prune(self, job_ids: Sequence[str]) -> None:
+        if self._store is None:
+            return
+        doomed = set(job_ids)
+        in_use = {read_job(row).package for row in self._store.jobs() if row.id not in doomed}
+        for job_id in job_ids:
+            _run(self._archive.remove_job(job_id))
+        _run(self._archive.remove_packages({digest for digest in in_use if digest}))
+        self._store.remove(job_ids)
+
+    def _row(self, job_id: str) -> JobRow:
+        row = None if self._store is None else self._store.job(job_id)
+        if row is None:
+            raise JobNotFound(job_id)
+        return row
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)

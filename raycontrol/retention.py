@@ -1,0 +1,26 @@
+"""Which finished jobs are removed to keep the archive within its limits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raycontrol.status import JobInfo
+
+DAY_S = 86_400.0
+
+
+def expired(
+    jobs: Sequence[JobInfo], sizes: Mapping[str, int], now: float, keep_days: float, keep_gib: float
+) -> list[str]:
+    """Return the ids of finished jobs to remove: those that ended over ``keep_days`` ago, then the oldest of the
+    rest until what finished jobs keep is within ``keep_gib``. ``sizes`` is in bytes by job id.
+    """
+    finished = sorted((job for job in jobs if job.ended_at is not None), key=lambda job: job.ended_at or 0.0)
+    kept = sum(sizes.get(job.id, 0) for job in finished)
+    doomed = []
+    for job in finished:
+        too_old = now - (job.ended_at or 0.0) > keep_days * DAY_S
+        if too_old or kept > keep_gib * 2**30:
+            doomed.append(job.id)
+            kept -= sizes.get(job.id, 0)
+    return doomed

@@ -1,0 +1,222 @@
+"""What a person or a site may choose: environment variables, then ``<home>/settings.yaml``, then defaults.
+
+No other module reads the environment for raycontrol's own settings. An empty variable counts as unset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from raycontrol.errors import UsageError
+
+FILE_NAME = "settings.yaml"
+DEFAULT_HOME = "~/.raycontrol"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One process's settings, checked.
+
+    ``home`` is kept as written, so that another machine can resolve a ``~`` for itself; ``home_path`` resolves
+    it here. ``cluster`` names the cluster in the store (default: its GCS address), ``address`` is Ray's.
+    ``keep_days`` and ``keep_gib`` limit what finished jobs keep; ``package_cap_mib`` is the largest working
+    directory that is packed; below ``min_free_mib`` of free space nothing is shipped to the archive;
+    ``scratch`` is where instances work on their node (default: a temporary folder). ``sources`` says, by
+    field, where a value that is not a default came from.
+    """
+
+    home: str = DEFAULT_HOME
+    cluster: str | None = None
+    address: str | None = None
+    user: str = "unknown"
+    keep_days: float = 30
+    keep_gib: float = 50
+    package_cap_mib: int = 512
+    min_free_mib: int = 200
+    scratch: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read ``environ`` and the file in the home folder. Raises UsageError, naming variable or field."""
+        values: dict[str, Any] = {"user": _login_name(environ)}
+        sources: dict[str, str] = {}
+        for name, setting in FIELDS.items():
+            if text := environ.get(setting.variable):
+                values[name] = _parsed(setting, text, setting.variable)
+                sources[name] = setting.variable
+        path = _expanded(values.get("home", DEFAULT_HOME)) / FILE_NAME
+        for name, raw in _read_file(path).items():
+            value = _parsed(FIELDS[name], raw, f"{path}: {name}")
+            if name not in sources:
+                values[name] = value
+                sources[name] = str(path)
+        return cls(**values, sources=sources)
+
+    @property
+    def home_path(self) -> Path:
+        """The home folder on this machine. Raises UsageError when ``~`` has no meaning here."""
+        return _expanded(self.home)
+
+    @property
+    def package_cap_bytes(self) -> int:
+        return self.package_cap_mib * 1024**2
+
+    @property
+    def min_free_bytes(self) -> int:
+        return self.min_free_mib * 1024**2
+
+    def describe(self) -> dict[str, str]:
+        """Every setting as text with where it came from, fit to be shown: user and password are taken out of an address."""
+        shown: dict[str, str] = {}
+        for name in FIELDS:
+            value = getattr(self, name)
+            text = "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            shown[name] = f"{_without_login(text)} ({self.sources.get(name, 'default')})"
+        return shown
+
+
+@dataclass(frozen=True)
+class Field:
+    """A setting: the variable that sets it, and a function that returns its value or raises ValueError(rule)."""
+
+    variable: str
+    parse: Callable[[Any], Any]
+
+
+def _parsed(setting: Field, raw: object, subject: str) -> object:
+    try:
+        return setting.parse(raw)
+    except ValueError as error:
+        shown = _without_login(raw) if isinstance(raw, str) else raw
+        raise UsageError(f"{subject}: {error}, got {shown!r}") from None
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError("must be text")
+    if not raw.isprintable() or raw.strip() != raw or not 0 < len(raw) <= 256:
+        raise ValueError("must be 1 to 256 printable characters without space around them")
+    return raw
+
+
+def _path(raw: object) -> str:
+    if not isinstance(raw, str) or "\0" in raw or not raw.startswith(("/", "~")):
+        raise ValueError("must be an absolute path or start with ~")
+    return raw
+
+
+def _amount(raw: object) -> float:
+    rule = "must be a number of at least 0"
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        raise ValueError(rule)
+    try:
+        number = float(raw)
+    except (ValueError, OverflowError):
+        raise ValueError(rule) from None
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(rule)
+    return number
+
+
+def _whole(least: int) -> Callable[[object], int]:
+    def parse(raw: object) -> int:
+        rule = f"must be a whole number of at least {least}"
+        try:
+            number = _amount(raw)
+        except ValueError:
+            raise ValueError(rule) from None
+        if not number.is_integer() or number < least:
+            raise ValueError(rule)
+        return int(number)
+
+    return parse
+
+
+FIELDS: Mapping[str, Field] = {
+    "home": Field("RAYCONTROL_HOME", _path),
+    "cluster": Field("RAYCONTROL_CLUSTER", _text),
+    "address": Field("RAY_ADDRESS", _text),
+    "user": Field("RAYCONTROL_USER", _text),
+    "keep_days": Field("RAYCONTROL_KEEP_DAYS", _amount),
+    "keep_gib": Field("RAYCONTROL_KEEP_GIB", _amount),
+    "package_cap_mib": Field("RAYCONTROL_PACKAGE_CAP_MIB", _whole(1)),
+    "min_free_mib": Field("RAYCONTROL_MIN_FREE_MIB", _whole(0)),
+    "scratch": Field("RAYCONTROL_SCRATCH", _path),
+}
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    """The settings of the file, by name; nothing when there is no file. ``null`` leaves a setting alone."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: must hold `name: value` lines")
+    for name in content:
+        _check_name(path, name)
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def _check_name(path: Path, name: object) -> None:
+    if name == "home":
+        raise UsageError(f"{path}: home: cannot be set by a file inside it; set RAYCONTROL_HOME")
+    if name not in FIELDS:
+        near = difflib.get_close_matches(str(name), FIELDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(list(FIELDS)[1:])}"
+        raise UsageError(f"{path}: {name}: no such setting; {hint}")
+
+
+def _one_line(error: Exception) -> str:
+    problem = getattr(error, "problem", None)
+    mark = getattr(error, "problem_mark", None)
+    if problem is None or mark is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(str(problem).split())}"
+
+
+def _expanded(home: str) -> Path:
+    try:
+        return Path(home).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"RAYCONTROL_HOME: {home!r} names no user's home here; give an absolute path"
+        ) from None
+
+
+def _login_name(environ: Mapping[str, str]) -> str:
+    """As ``getpass.getuser``, but from the given environment, and with an answer for a uid without a name."""
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        if environ.get(variable):
+            return environ[variable]
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
+
+
+def _without_login(text: str) -> str:
+    """``ray://user:secret@host`` without the part before the ``@``."""
+    try:
+        login, at, _ = urlsplit(text).netloc.rpartition("@")
+    except ValueError:
+        return text
+    return text.replace(login + at, "", 1) if at else text

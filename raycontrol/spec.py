@@ -1,0 +1,241 @@
+"""What a user asks for: :class:`JobSpec`, one model for YAML, JSON, Python and HTTP, and the instances it stands for.
+
+A spec is checked once, at birth, and is frozen after that. Every way to make one raises :class:`SpecError` with all of
+its faults at once; none raises pydantic's own error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
+
+from raycontrol import specfile, specrules
+from raycontrol.specfile import Document
+from raycontrol.specparts import (
+    BUILT_MODES,
+    MAX_INSTANCES,
+    RESERVED,
+    SINGLE_ROLE,
+    Bool,
+    Command,
+    Env,
+    FolderText,
+    Group,
+    GroupResources,
+    Groups,
+    LabelName,
+    LabelValue,
+    Mode,
+    Name,
+    Part,
+    Placement,
+    Resources,
+    Slots,
+    Timeouts,
+    Whole,
+    as_part,
+    groups_of,
+    lead_group,
+    resources_of,
+    role_of,
+)
+from raycontrol.specrules import Reading
+
+__all__ = [
+    "BUILT_MODES",
+    "RESERVED",
+    "Group",
+    "GroupResources",
+    "JobSpec",
+    "Member",
+    "Mode",
+    "Placement",
+    "Reading",
+    "Resources",
+    "Timeouts",
+    "build",
+    "load",
+    "members",
+    "schema",
+]
+
+
+class JobSpec(Part):
+    """A job, as its user describes it."""
+
+    name: Name | None = None
+    """The job's name; by default that of the file, or the first word of the command."""
+    mode: Mode = Mode.DDP
+    """How the job's processes find each other."""
+    command: Command
+    """The start command: text runs in bash with pipefail, a list runs without a shell."""
+    nodes: Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)] | None = None
+    """How many instances: one master (launcher, head) and n - 1 workers. Instead of groups."""
+    resources: Resources = Resources()
+    """What every instance gets of its node."""
+    slots: Slots | None = None
+    """Processes per instance; by default one a GPU, or 1 without GPUs."""
+    share_gpus: Bool = False
+    """Allow more slots than GPUs."""
+    groups: Groups = Field(default_factory=dict)
+    """Groups of instances that are alike, by name."""
+    env: Env = Field(default_factory=dict)
+    """Environment variables. Values are text; null unsets."""
+    working_dir: FolderText | None = None
+    """The folder of the job's code, relative to this file; every node gets a copy."""
+    cwd: FolderText | None = None
+    """Where the command starts; by default in the copy of working_dir."""
+    placement: Placement = Placement.STRICT
+    """strict: every instance on a node of its own; pack: several may share one."""
+    priority: Annotated[Whole, Field(ge=0, le=9)] = 5
+    """0 is the highest, 9 the lowest."""
+    timeouts: Timeouts = Timeouts()
+    """Limits in seconds."""
+    pipefail: Bool = True
+    """A pipeline fails if any of its commands does (bash -o pipefail)."""
+    labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
+    """The user's own marks, to find jobs by."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, data: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo) -> Any:
+        reading = info.context if isinstance(info.context, Reading) else Reading()
+        with as_part():
+            return specrules.checked(data, handler, cls, reading)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> JobSpec:
+        """The spec in a YAML or JSON file (``-``: standard input). Raises SpecError with every fault and its place."""
+        return load(path)
+
+    @classmethod
+    def from_text(
+        cls, text: str, source: str | None = None, overrides: Sequence[str] = (), env: Sequence[str] = ()
+    ) -> JobSpec:
+        """The spec in a YAML or JSON text; a relative ``working_dir`` is taken from the current folder."""
+        return _from_document(specfile.parse(text, source), Path.cwd(), overrides, env)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> JobSpec:
+        """The spec in plain data, as JSON gives it."""
+        return cls.model_validate(data)
+
+    def named(self, default: str | None = None) -> JobSpec:
+        """This spec with a name: its own, else one made of ``default``, else of the command's first word."""
+        if self.name is not None:
+            return self
+        return self.model_copy(
+            update={"name": _as_name(default) or _as_name(_first_word(self.command)) or "job"}
+        )
+
+
+# -- ways in ---------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), env: Sequence[str] = ()) -> JobSpec:
+    """The spec in a file, with ``--set`` and ``--env`` applied, and named after the file if it has no name.
+
+    A relative ``working_dir`` in the file is taken from the file's folder, one in ``overrides`` from the current one.
+    """
+    document = specfile.parse(specfile.read_file(path), "<stdin>" if str(path) == "-" else str(path))
+    if str(path) == "-":
+        return _from_document(document, Path.cwd(), overrides, env).named()
+    file = Path(path).expanduser()
+    return _from_document(document, file.parent, overrides, env).named(file.stem)
+
+
+def build(data: Mapping[str, Any], overrides: Sequence[str] = (), env: Sequence[str] = ()) -> JobSpec:
+    """The spec that a command line describes without a file: ``data``, then ``--set`` and ``--env``; named."""
+    return _from_document(Document(dict(data)), Path.cwd(), overrides, env).named()
+
+
+def _from_document(document: Document, folder: Path, overrides: Sequence[str], env: Sequence[str]) -> JobSpec:
+    _anchor(document, folder)
+    specfile.override(document, overrides, env)
+    _anchor(document, Path.cwd())
+    return JobSpec.model_validate(document.data, context=Reading(document))
+
+
+def _anchor(document: Document, folder: Path) -> None:
+    """Make a relative ``working_dir`` absolute (text that cannot be a path is left for the check to name)."""
+    data = document.data
+    written = data.get("working_dir") if isinstance(data, dict) else None
+    if isinstance(written, str) and written.strip() and "\0" not in written:
+        data["working_dir"] = str(folder.absolute() / _expanded(Path(written)))
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user: taken as it stands, and packing will say that it is missing
+        return path
+
+
+def _first_word(command: str | tuple[str, ...]) -> str:
+    words = command.split() if isinstance(command, str) else command
+    program = next((word for word in words if not re.match(r"\w+=", word)), "")
+    return program.rstrip("/").rpartition("/")[2]
+
+
+def _as_name(text: str | None) -> str:
+    """``text`` with what a name may not hold replaced or cut off; empty when nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text or "").strip("-._")[:63]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a job's file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **JobSpec.model_json_schema(),
+        "title": "A raycontrol job",
+    }
+
+
+# -- the instances of a job ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One instance as the spec describes it. ``index`` is its INDEX, ``local_index`` its number within the group."""
+
+    name: str
+    group: str
+    role: str
+    index: int
+    local_index: int
+    resources: Resources
+    slots: int
+    command: str | tuple[str, ...]
+    env: Mapping[str, str | None]
+
+
+def members(spec: JobSpec) -> tuple[Member, ...]:
+    """The instances of a job in INDEX order: the single role first (ps: chief, else worker), then groups as written."""
+    groups = groups_of(spec.mode, spec.groups, spec.nodes)
+    lead = lead_group(spec.mode, groups)
+    names = sorted(groups, key=lambda name: name != lead)  # a stable sort: only the leading group moves
+    wanted = [(name, number) for name in names for number in range(groups[name].count)]
+    return tuple(
+        _member(spec, name, groups[name], index, number) for index, (name, number) in enumerate(wanted)
+    )
+
+
+def _member(spec: JobSpec, name: str, group: Group, index: int, number: int) -> Member:
+    role = role_of(spec.mode, name, group)
+    resources = resources_of(spec.resources, group)
+    return Member(
+        name=f"{name}-{number}",
+        group=name,
+        role=SINGLE_ROLE.get(spec.mode, role) if index == 0 else role,
+        index=index,
+        local_index=number,
+        resources=resources,
+        slots=group.slots or spec.slots or max(1, int(resources.gpu)),
+        command=group.command if group.command is not None else spec.command,
+        env={**spec.env, **group.env},
+    )

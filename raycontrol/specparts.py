@@ -1,0 +1,329 @@
+"""What a job's spec is made of: modes and roles, the kinds of values, and the models of its parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from raycontrol.errors import SpecError
+from raycontrol.specfaults import LINE, WORDS, faults_of, problems_of
+from raycontrol.status import Word
+
+
+class Mode(Word):
+    """How the processes of a job find each other; each mode is one backend."""
+
+    DDP = "ddp"
+    MPI = "mpi"
+    HOROVOD = "horovod"
+    PS = "ps"
+    RAY = "ray"
+
+
+class Placement(Word):
+    """``strict``: every instance on a node of its own; ``pack``: several may share a node."""
+
+    STRICT = "strict"
+    PACK = "pack"
+
+
+BUILT_MODES: tuple[Mode, ...] = (Mode.DDP,)
+"""The modes that this version can run; the others are known by name only."""
+
+MAX_INSTANCES = 4096
+"""The most instances one job may have."""
+MAX_WORKER_GROUPS = 5
+
+SINGLE_ROLE = {Mode.DDP: "master", Mode.MPI: "launcher", Mode.HOROVOD: "launcher", Mode.RAY: "head"}
+"""The role that exactly one instance has; ``ps`` has none."""
+
+ROLES = {
+    **{mode: (single, "worker") for mode, single in SINGLE_ROLE.items()},
+    Mode.PS: ("ps", "worker", "chief", "evaluator"),
+}
+
+# -- the kinds of values ---------------------------------------------------------------------------------------------
+
+
+def _rule(holds: Callable[[Any], object], rule: str) -> AfterValidator:
+    """A rule in our own words: ``rule`` is what a fault says when ``holds`` is false."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise PydanticCustomError("rule", "{rule}", {"rule": rule})
+        return value
+
+    return AfterValidator(check)
+
+
+def _encodes(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_ONE_ARGUMENT = 128 * 1024 - 1  # Linux: MAX_ARG_STRLEN, the end mark included
+_no_nul = _rule(lambda text: "\0" not in text, "must not contain a NUL byte")
+_fits = _rule(
+    lambda text: len(text.encode()) <= _ONE_ARGUMENT,
+    "must be shorter than 128 KiB (Linux's limit for an argument)",
+)
+_not_blank = _rule(str.strip, "must not be empty")
+
+GROUP_NAME_RULE = (
+    "names of groups must be 1 to 40 lowercase letters, digits or '-', starting with a letter or digit"
+)
+GROUP_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
+NAME_RULE = "must be 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+
+Text = Annotated[str, Field(strict=True), _rule(_encodes, "must be text that UTF-8 can hold")]
+Bool = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+FolderText = Annotated[Text, _not_blank, _no_nul]
+Name = Annotated[
+    Text,
+    _rule(NAME.match, NAME_RULE),
+    Field(json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"}),
+]
+Line = Annotated[Text, _not_blank, _no_nul, _fits]
+Words = Annotated[
+    tuple[Annotated[Text, _no_nul, _fits], ...],
+    _rule(lambda words: len(words) > 0 and words[0] != "", "must name a program"),
+    Field(json_schema_extra={"minItems": 1}),
+]
+Command = Annotated[
+    Annotated[Line, Tag(LINE)] | Annotated[Words, Tag(WORDS)],
+    Discriminator(lambda value: WORDS if isinstance(value, list | tuple) else LINE),
+]
+Count = Annotated[Whole, Field(le=MAX_INSTANCES, json_schema_extra={"minimum": 0})]
+Slots = Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)]
+Cpu = Annotated[Number, Field(gt=0)]
+Gpu = Annotated[
+    Number,
+    _rule(
+        lambda gpu: gpu >= 0 and (gpu == int(gpu) or (gpu < 1 and gpu == round(gpu, 2))),
+        "must be a whole number, or a fraction below 1 with at most two decimals such as 0.5",
+    ),
+    Field(json_schema_extra={"minimum": 0}),
+]
+LabelName = Annotated[
+    Text,
+    _rule(
+        re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z").match,
+        "names must be 1 to 63 letters, digits, '.', '_', '-' or '/'",
+    ),
+]
+LabelValue = Annotated[
+    Text, _no_nul, _rule(lambda text: len(text) <= 255, "must have at most 255 characters")
+]
+
+_UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([KMGT])(i?)B?\Z", re.IGNORECASE)
+_MEMORY_RULE = "must be a size with its unit, such as 8GiB or 512MiB"
+
+
+def _bytes(value: Any) -> Any:
+    """``8GiB`` (or ``8GB``, ``8Gi``) in bytes; a number is bytes already, and must not be a forgotten unit."""
+    if isinstance(value, str):
+        match = _SIZE.match(value.strip())
+        if match is None:
+            raise PydanticCustomError("rule", "{rule}", {"rule": _MEMORY_RULE})
+        number, unit, binary = match.groups()
+        value = round(float(number) * (1024 if binary else 1000) ** _UNITS[unit.lower()])
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 << 20 <= value < 1 << 60:
+        raise PydanticCustomError("rule", "{rule}", {"rule": _MEMORY_RULE})
+    return value
+
+
+Memory = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[KMGTkmgt]i?[Bb]?\s*$"},
+                {"type": "integer", "minimum": 1 << 20},
+            ]
+        }
+    ),
+]
+
+RESERVED = frozenset(
+    [
+        "NODE_LIST",
+        "NODE_NUM",
+        "INDEX",
+        "GPU_NUM",
+        "GPU_NUM_PER_NODE",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "TF_CONFIG",
+        "HEAD_ADDR",
+        "HEAD_PORT",
+        "RAY_ADDRESS",
+        "CUDA_VISIBLE_DEVICES",
+        "NODE_IP_SLOT_LIST",
+    ]
+)
+"""Variables that only raycontrol sets; so is every name that starts with ``RAYCONTROL_``."""
+
+EnvName = Annotated[
+    Text,
+    _rule(
+        lambda name: name and not re.search(r"[=\s\0]", name),
+        "names of variables must not be empty or contain '=', spaces or NUL bytes",
+    ),
+    _rule(
+        lambda name: name not in RESERVED and not name.startswith("RAYCONTROL_"),
+        "is set by raycontrol itself and must not be given",
+    ),
+]
+EnvValue = Annotated[Text, _no_nul, _fits]
+Env = dict[EnvName, EnvValue | None]
+
+# -- the models ------------------------------------------------------------------------------------------------------
+
+_within: ContextVar[bool] = ContextVar("_within", default=False)
+
+
+@contextmanager
+def as_part() -> Iterator[None]:
+    """While a spec is checked, its parts hand their errors to it instead of raising a SpecError of their own."""
+    token = _within.set(True)
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+class Part(BaseModel):
+    """A part of a spec. Made on its own (``Resources(gpu=1.5)``), it raises SpecError too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, data: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo) -> Any:
+        if _within.get():
+            return handler(data)
+        try:
+            return handler(data)
+        except ValidationError as error:
+            raise SpecError(faults_of(problems_of(error, cls))) from None
+
+
+class Resources(Part):
+    """What every instance gets of its node."""
+
+    cpu: Cpu = 1
+    """CPU cores."""
+    gpu: Gpu = 0
+    """GPUs: a whole number, or a fraction of one."""
+    memory: Memory | None = None
+    """Memory, such as 8GiB; without it none is reserved."""
+
+
+class GroupResources(Part):
+    """Resources of one group; what is not given is the job's."""
+
+    cpu: Cpu | None = None
+    """CPU cores."""
+    gpu: Gpu | None = None
+    """GPUs: a whole number, or a fraction of one."""
+    memory: Memory | None = None
+    """Memory, such as 8GiB."""
+
+
+class Timeouts(Part):
+    """Limits in seconds."""
+
+    queue_s: Annotated[Number, Field(gt=0)] | None = None
+    """How long the job may wait for its nodes."""
+    run_s: Annotated[Number, Field(gt=0)] | None = None
+    """How long the job may run."""
+    grace_s: Annotated[Number, Field(ge=0)] = 40
+    """Time between the request to end (SIGTERM) and SIGKILL."""
+
+
+def _given(value: Any) -> Any:
+    """Let a :class:`Resources` stand for a group's: what it was not given is the job's."""
+    return value.model_dump(include=value.model_fields_set) if isinstance(value, Resources) else value
+
+
+class Group(Part):
+    """Instances that are alike."""
+
+    role: Text | None = None
+    """What the instances are in the job's mode; by default the group's name if that is a role, else worker."""
+    count: Count = 1
+    """How many instances."""
+    command: Command | None = None
+    """The group's own start command."""
+    env: Env = Field(default_factory=dict)
+    """Environment variables, on top of the job's; null unsets."""
+    resources: Annotated[GroupResources | None, BeforeValidator(_given)] = None
+    """The group's own resources."""
+    slots: Slots | None = None
+    """Processes per instance."""
+
+
+Groups = Annotated[
+    dict[Text, Group], Field(json_schema_extra={"propertyNames": {"pattern": "^[a-z0-9][a-z0-9-]{0,39}$"}})
+]
+
+
+# -- groups and their roles ----------------------------------------------------------------------------------------
+
+
+def groups_of(mode: Mode, groups: Mapping[str, Group], nodes: int | None) -> dict[str, Group]:
+    """The groups as written, or those that ``nodes`` is short for."""
+    if groups or mode not in SINGLE_ROLE:
+        return dict(groups)
+    single = {SINGLE_ROLE[mode]: Group()}
+    workers = (nodes or 1) - 1
+    return {**single, "worker": Group(count=workers)} if workers else single
+
+
+def role_of(mode: Mode, name: str, group: Group) -> str:
+    """A group's role: as written, else its name if that is a role of the mode, else worker."""
+    return group.role or (name if name in ROLES[mode] else "worker")
+
+
+def lead_group(mode: Mode, groups: Mapping[str, Group]) -> str | None:
+    """The group that INDEX 0 is of: that of the single role (ps: chief), else the first of workers."""
+    roles = {name: role_of(mode, name, group) for name, group in groups.items()}
+    for wanted in (SINGLE_ROLE.get(mode, "chief"), "worker"):
+        for name, role in roles.items():
+            if role == wanted:
+                return name
+    return None
+
+
+def resources_of(job: Resources, group: Group) -> Resources:
+    """A group's resources: where it gives none, the job's."""
+    own = group.resources or GroupResources()
+    return Resources(
+        cpu=job.cpu if own.cpu is None else own.cpu,
+        gpu=job.gpu if own.gpu is None else own.gpu,
+        memory=job.memory if own.memory is None else own.memory,
+    )

@@ -1,0 +1,244 @@
+"""The rules of a job's spec that no single field can tell: groups, roles and counts, slots and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError
+
+from raycontrol.errors import SpecError
+from raycontrol.specfaults import Problem, faults_of, got, problems_of
+from raycontrol.specfile import Document, Keys, shown
+from raycontrol.specparts import (
+    BUILT_MODES,
+    GROUP_NAME,
+    GROUP_NAME_RULE,
+    MAX_INSTANCES,
+    MAX_WORKER_GROUPS,
+    ROLES,
+    SINGLE_ROLE,
+    Group,
+    Mode,
+    groups_of,
+    resources_of,
+    role_of,
+)
+
+if TYPE_CHECKING:
+    from raycontrol.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a spec was read from, and the modes that can be run."""
+
+    document: Document | None = None
+    built_modes: tuple[Mode, ...] = BUILT_MODES
+
+
+def checked(
+    data: Any, handler: ModelWrapValidatorHandler[JobSpec], model: type[BaseModel], reading: Reading
+) -> JobSpec:
+    """The spec in ``data``, or a SpecError with every fault: of the text, of single fields, and of their sum.
+
+    When single fields are wrong, the rules for the sum are checked on what is left without them.
+    """
+    if isinstance(data, BaseModel):
+        return handler(data)
+    document = reading.document or Document(None)
+    if not isinstance(data, Mapping):
+        wanted = "a job's spec must be a mapping of fields, such as `command: torchrun train.py`"
+        raise SpecError(faults_of([Problem((), wanted, shown(data))], document), document.source)
+    written = _written(data)
+    problems: list[Problem] = []
+    spec: JobSpec | None
+    try:
+        spec = handler(written)
+    except ValidationError as error:
+        problems = problems_of(error, model, document)
+        spec = _rest(written, problems, handler)
+    if spec is not None:
+        problems += _Sum(spec, written, problems, reading.built_modes, document).problems()
+    if spec is None or problems or document.faults:
+        raise SpecError(faults_of(problems, document), document.source)
+    return spec
+
+
+def _written(data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """``data`` without what is null (a field with nothing after its colon was not given; an empty group is a group)."""
+    fields = {key: value for key, value in data.items() if value is not None}
+    for part in ("resources", "timeouts"):
+        if isinstance(fields.get(part), dict):
+            fields[part] = {key: value for key, value in fields[part].items() if value is not None}
+    groups = fields.get("groups")
+    if isinstance(groups, dict):
+        fields["groups"] = {
+            name: _written(group) if isinstance(group, dict) else {} if group is None else group
+            for name, group in groups.items()
+        }
+    return fields
+
+
+# -- what is left without the wrong values ---------------------------------------------------------------------------
+
+
+def _rest(
+    data: dict[Any, Any], problems: list[Problem], handler: ModelWrapValidatorHandler[JobSpec]
+) -> JobSpec | None:
+    for problem in problems:
+        match problem.path:
+            case path if problem.at_key:
+                data = _without(data, path)
+            case ("groups", name):
+                data = _with(data, ("groups", name), {})
+            case ("command", *_):
+                data = _with(data, ("command",), "true")
+            case ("groups", name, "command", *_):
+                data = _without(data, ("groups", name, "command"))
+            case path:
+                data = _without(data, path)
+    try:
+        return handler({"command": "true", **data})
+    except ValidationError:
+        return None
+
+
+def _with(data: Any, path: Keys, value: Any) -> Any:
+    if not path:
+        return value
+    return (
+        {**data, path[0]: _with(data.get(path[0], {}), path[1:], value)} if isinstance(data, dict) else data
+    )
+
+
+def _without(data: Any, path: Keys) -> Any:
+    if not path or not isinstance(data, dict) or path[0] not in data:
+        return data
+    if len(path) == 1:
+        return {key: value for key, value in data.items() if key != path[0]}
+    return {**data, path[0]: _without(data[path[0]], path[1:])}
+
+
+# -- the rules -------------------------------------------------------------------------------------------------------
+
+
+class _Sum:
+    """Checks a spec whose single fields are right; values that ``broken`` problems took away are not judged."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        written: Mapping[Any, Any],
+        broken: list[Problem],
+        built_modes: tuple[Mode, ...],
+        document: Document,
+    ) -> None:
+        self._spec = spec
+        self._written = written
+        self._broken = {problem.path for problem in broken if not problem.unknown}
+        self._built_modes = built_modes
+        self._document = document
+        self._groups = groups_of(spec.mode, spec.groups, spec.nodes)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self._shape()
+        for name, group in self._spec.groups.items():
+            yield from self._group(name, group)
+        if self._known("mode"):
+            yield from self._roles()
+        total = sum(group.count for group in self._spec.groups.values() if group.count > 0)
+        if total > MAX_INSTANCES:
+            yield Problem(("groups",), f"must have at most {MAX_INSTANCES} instances in all", f"{total}")
+        yield from self._slots()
+
+    def _known(self, *path: str) -> bool:
+        """Whether the value at ``path`` is the user's (or the default), not one that was taken away."""
+        return not any(path[: len(broken)] == broken for broken in self._broken)
+
+    def _shape(self) -> Iterator[Problem]:
+        mode, built = self._spec.mode, ", ".join(self._built_modes)
+        nodes, groups = self._written.get("nodes"), self._written.get("groups")
+        if self._known("mode") and mode not in self._built_modes:
+            yield Problem(("mode",), f"{mode} is not built yet; this version runs {built}")
+        if nodes is not None and groups:
+            rule = "must not be given together with groups, whose counts say how many instances there are"
+            yield Problem(("nodes",), rule, got(("nodes",), nodes, self._document))
+        if self._known("mode") and mode is Mode.PS and not groups:
+            workers = max(1, (self._spec.nodes or 2) - 1)
+            wanted = f"groups: {{ps: {{count: 1}}, worker: {{count: {workers}}}}}"
+            if nodes is None:
+                yield Problem(("groups",), f"must be given in mode ps, such as `{wanted}`")
+            else:
+                rule = f"is not enough in mode ps; write `{wanted}` instead"
+                yield Problem(("nodes",), rule, got(("nodes",), nodes, self._document))
+
+    def _group(self, name: str, group: Group) -> Iterator[Problem]:
+        if not GROUP_NAME.match(name):
+            yield Problem(("groups", name), GROUP_NAME_RULE, None, True)
+        mode_known = self._known("mode")
+        role = role_of(self._spec.mode, name, group) if mode_known else group.role or name
+        least = 0 if role == "ps" else 1
+        if group.count < least and self._known("groups", name, "count"):
+            yield self._count(name, f"must be at least {least}", group)
+        if mode_known and group.role is not None and group.role not in ROLES[self._spec.mode]:
+            roles = ", ".join(ROLES[self._spec.mode])
+            path = ("groups", name, "role")
+            yield Problem(
+                path,
+                f"must be one of {roles} in mode {self._spec.mode}",
+                got(path, group.role, self._document),
+            )
+
+    def _roles(self) -> Iterator[Problem]:
+        mode, groups = self._spec.mode, self._spec.groups
+        by_role: dict[str, list[str]] = {}
+        for name, group in groups.items():
+            if self._known("groups", name, "role"):
+                by_role.setdefault(role_of(mode, name, group), []).append(name)
+        for role in [SINGLE_ROLE[mode]] if mode in SINGLE_ROLE else ["chief", "evaluator"]:
+            for name in by_role.get(role, [])[:1]:
+                if groups[name].count > 1 and self._known("groups", name, "count"):
+                    yield self._count(name, f"must be 1, a job has one {role}", groups[name])
+            for name in by_role.get(role, [])[1:]:
+                yield Problem(
+                    ("groups", name), f"must not be a second group with the role {role}", None, True
+                )
+        workers = len(by_role.get("worker", []))
+        if workers > MAX_WORKER_GROUPS:
+            rule = f"must have at most {MAX_WORKER_GROUPS} groups of workers"
+            yield Problem(("groups",), rule, f"{workers}", True)
+        if mode is Mode.PS and groups and self._known("groups") and self._all_roles_known():
+            if "ps" not in by_role:
+                rule = "must have a group ps in mode ps (`ps: {count: 0}` for no parameter server)"
+                yield Problem(("groups",), rule, None, True)
+            if "worker" not in by_role:
+                yield Problem(("groups",), "must have a group of workers in mode ps", None, True)
+
+    def _all_roles_known(self) -> bool:
+        return all(self._known("groups", name, "role") for name in self._spec.groups)
+
+    def _count(self, name: str, rule: str, group: Group) -> Problem:
+        path = ("groups", name, "count")
+        return Problem(path, rule, got(path, group.count, self._document))
+
+    def _slots(self) -> Iterator[Problem]:
+        """One process a GPU, unless ``share_gpus`` allows more; the job's own slots are reported once."""
+        reported = False
+        if self._spec.share_gpus or not self._known("share_gpus"):
+            return
+        for name, group in self._groups.items():
+            own = ("groups", name, "slots")
+            gpu_known = self._known("resources", "gpu") and self._known("groups", name, "resources", "gpu")
+            slots = group.slots if group.slots is not None else self._spec.slots
+            gpu = resources_of(self._spec.resources, group).gpu
+            if slots is None or gpu < 1 or slots <= gpu or not gpu_known or not self._known(*own):
+                continue
+            path: Keys = own if group.slots is not None else ("slots",)
+            if path == ("slots",) and reported:
+                continue
+            reported = reported or path == ("slots",)
+            where = f" of {name}" if group.resources is not None and path == ("slots",) else ""
+            rule = f"must be at most the number of GPUs{where} ({gpu:g}); `share_gpus: true` allows more"
+            yield Problem(path, rule, got(path, slots, self._document))

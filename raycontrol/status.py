@@ -1,0 +1,179 @@
+"""What a job, an instance and an attempt can be, and the models in which SDK, ``--json`` and HTTP show them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Word(str, Enum):
+    """An enum whose members are their text, in JSON, f-strings and comparisons alike."""
+
+    __str__ = str.__str__
+
+
+class JobState(Word):
+    """Where a job is. The last three are terminal: a job never leaves them."""
+
+    QUEUED = "QUEUED"
+    PLACING = "PLACING"
+    PREPARING = "PREPARING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
+
+
+class InstanceState(Word):
+    """Where an instance is. ``EXITED`` and ``LOST`` are its ends."""
+
+    PLACED = "PLACED"
+    PREPARED = "PREPARED"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    EXITED = "EXITED"
+    LOST = "LOST"
+
+    @property
+    def ended(self) -> bool:
+        return self in (InstanceState.EXITED, InstanceState.LOST)
+
+
+class Outcome(Word):
+    """How an attempt ended."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+    PREEMPTED = "PREEMPTED"
+    LOST = "LOST"
+
+
+class Reason(Word):
+    """Why a job is where it is, or ended as it did."""
+
+    SUBMITTED = "SUBMITTED"
+    WAITING = "WAITING"
+    PLACED = "PLACED"
+    COMPLETED = "COMPLETED"
+    INSTANCE_FAILED = "INSTANCE_FAILED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    INSTANCE_LOST = "INSTANCE_LOST"
+    PREPARE_FAILED = "PREPARE_FAILED"
+    STAGE_FAILED = "STAGE_FAILED"
+    PLAN_FAILED = "PLAN_FAILED"
+    PLACEMENT_LOST = "PLACEMENT_LOST"
+    QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
+    RUN_TIMEOUT = "RUN_TIMEOUT"
+    START_TIMEOUT = "START_TIMEOUT"
+    STOP_REQUESTED = "STOP_REQUESTED"
+
+
+class Model(BaseModel):
+    """Frozen, and strict about names: a typing error in a field is an error, not a loss."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Verdict(Model):
+    """Why an attempt ended, for a person: the first cause and what the program last said.
+
+    ``exit_code`` is the start command's own, ``signal`` the number that ended it (then ``exit_code`` is None);
+    ``signal_sender`` says who sent it when it was raycontrol. ``rank`` and ``rank_exit_code`` are what the
+    launcher (torchrun, …) named in its last lines; a negative rank code is a signal, as in Python's
+    ``subprocess``. ``hint`` is advice.
+    """
+
+    reason: Reason
+    summary: str
+    instance: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    signal_sender: str | None = None
+    rank: int | None = None
+    rank_exit_code: int | None = None
+    last_lines: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+class InstanceInfo(Model):
+    """One instance of a job's current (or last) attempt. ``note`` says, for example, that it was stopped because a peer failed."""
+
+    name: str
+    group: str
+    role: str
+    index: int
+    node: str
+    ip: str
+    state: InstanceState
+    exit_code: int | None = None
+    signal: int | None = None
+    note: str | None = None
+
+
+class JobInfo(Model):
+    """One job as every surface shows it. Times are seconds since the epoch; ``attempt`` counts from 0.
+
+    ``exit_code`` is the code of the job's start command; it is None while the job runs, when a signal ended it,
+    and when there was none. ``pending`` says, while the job waits, why and what would help.
+    """
+
+    id: str
+    name: str
+    user: str
+    mode: str
+    state: JobState
+    reason: Reason
+    attempt: int
+    exit_code: int | None = None
+    verdict: Verdict | None = None
+    priority: int
+    submitted_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    instances: tuple[InstanceInfo, ...] = ()
+    pending: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    cluster: str = ""
+    outputs: str | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """What ``raycontrol run`` and ``wait`` exit with: the job's code, or the kind of its end (README, "Exit status")."""
+        if self.state is JobState.SUCCEEDED:
+            return 0
+        if self.state is JobState.STOPPED:
+            return 130
+        if self.reason in (Reason.RUN_TIMEOUT, Reason.QUEUE_TIMEOUT):
+            return 124
+        if self.reason not in (Reason.INSTANCE_FAILED, Reason.OUT_OF_MEMORY):
+            return 125
+        if self.verdict is not None and self.verdict.signal is not None:
+            return 128 + self.verdict.signal
+        return self.exit_code or 125
+
+
+class Note(Model):
+    """One change of a job on its way to the store: ``at`` is seconds since the epoch, ``attempt`` counts from 0."""
+
+    at: float
+    kind: str
+    state: JobState
+    reason: Reason
+    attempt: int
+    instance: str | None = None
+    message: str
+
+
+class Event(Note):
+    """A note as it was stored: ``seq`` rises over the whole store."""
+
+    seq: int
+    job_id: str

@@ -1,0 +1,257 @@
+"""The jobs, their events and who controls them, on disk: ``<home>/store.db``.
+
+The store knows nothing of what a state means but this: a terminal one never changes. When a method returns,
+what it wrote is on disk; when it raises, nothing was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, tuple_, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from raycontrol import flocks
+from raycontrol import leases as _leases
+from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs
+from raycontrol.errors import StoreError
+from raycontrol.leases import Lease, LeaseRow
+from raycontrol.status import Event, JobState, Note
+
+__all__ = ["Change", "JobRow", "Lease", "LeaseRow", "Store"]
+
+_ACTIVE = tuple(str(state) for state in JobState if not state.terminal)
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job as it is stored: what is searched for in columns, the rest in ``doc`` (JSON). ``labels`` is JSON too.
+
+    ``id``, ``cluster`` and ``submitted_at`` never change.
+    """
+
+    id: str
+    cluster: str
+    name: str
+    user: str
+    mode: str
+    state: JobState
+    priority: int
+    submitted_at: float
+    ended_at: float | None
+    doc: str
+    labels: str = "{}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A job as it is now, and what is to be told about how it came there."""
+
+    row: JobRow
+    notes: tuple[Note, ...] = ()
+
+
+class Store:
+    """The store in a home folder. It may be used by several threads, and by several processes at once.
+
+    Not across a fork: a child that uses it opens its own.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        create: bool = True,
+        busy_s: float = 30,
+        migrations: Sequence[Migration] = MIGRATIONS,
+    ) -> None:
+        """Open the store, made if ``create``, and migrate it if it is of an older version.
+
+        Raises StoreError when it cannot be opened, is damaged, is of a newer version, is on a network file
+        system, or would be migrated under a living controller of an older version.
+        """
+        self.home = Path(home)
+        self._database = Database(self.home, create=create, migrations=migrations, busy_s=busy_s)
+
+    @classmethod
+    def open_existing(cls, home: Path) -> Store | None:
+        """The store in ``home``, or None when there is none yet; nothing is created."""
+        try:
+            there = (Path(home) / FILE_NAME).exists()
+        except OSError as error:
+            raise StoreError(
+                f"{home}: {error.strerror}; set RAYCONTROL_HOME to a folder that you may read"
+            ) from None
+        return cls(home, create=False) if there else None
+
+    def close(self) -> None:
+        """Close the file. Leases stay: release them first."""
+        self._database.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, row: JobRow, note: Note, *, lease: Lease | None = None) -> Event:
+        """Store a new job and its first event. Raises StoreError when there is a job of this id.
+
+        With a ``lease``, here and in ``save``: only if it is still this process's (StoreOwned otherwise).
+        """
+        with self._database.writing() as connection:
+            if lease is not None:
+                _leases.check(connection, lease)
+            try:
+                connection.execute(insert(jobs).values(_columns(row)))
+            except IntegrityError as error:
+                if "UNIQUE" not in str(error.orig):
+                    raise
+                raise StoreError(f"job {row.id!r} is already in the store; choose another id") from None
+            return _tell(connection, row.id, note)
+
+    def save(self, changes: Sequence[Change], *, lease: Lease | None = None) -> list[Event]:
+        """Store all of these changes, or none of them; returns their events in order.
+
+        Raises StoreError when a job is not there, is another cluster's, or has ended: nothing of an ended job
+        changes any more, and no event is added to it.
+        """
+        with self._database.writing() as connection:
+            if lease is not None:
+                _leases.check(connection, lease)
+            told = []
+            for change in changes:
+                _check(connection, change.row)
+                connection.execute(
+                    update(jobs).where(jobs.c.id == change.row.id).values(_columns(change.row))
+                )
+                told += [_tell(connection, change.row.id, note) for note in change.notes]
+            return told
+
+    def job(self, job_id: str) -> JobRow | None:
+        with self._database.reading() as connection:
+            found = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
+        return _row(found._mapping) if found is not None else None
+
+    def find(self, prefix: str) -> list[str]:
+        """The ids that begin with ``prefix``, at most 100; only that id where one is the whole of it."""
+        begins = select(jobs.c.id).where(
+            jobs.c.id >= prefix, func.substr(jobs.c.id, 1, len(prefix)) == prefix
+        )
+        with self._database.reading() as connection:
+            ids = list(connection.execute(begins.order_by(jobs.c.id).limit(100)).scalars())
+        return [prefix] if prefix in ids else ids
+
+    def jobs(
+        self,
+        *,
+        cluster: str | None = None,
+        states: Iterable[str] | None = None,
+        user: str | None = None,
+        limit: int | None = None,
+        before: tuple[float, str] | None = None,
+    ) -> list[JobRow]:
+        """Jobs, newest first. For the next page, ``before`` is the last row's ``(submitted_at, id)``."""
+        query = select(jobs).order_by(jobs.c.submitted_at.desc(), jobs.c.id.desc()).limit(limit)
+        if cluster is not None:
+            query = query.where(jobs.c.cluster == cluster)
+        if states is not None:
+            query = query.where(jobs.c.state.in_([str(state) for state in states]))
+        if user is not None:
+            query = query.where(jobs.c.user == user)
+        if before is not None:
+            query = query.where(tuple_(jobs.c.submitted_at, jobs.c.id) < tuple_(*before))
+        with self._database.reading() as connection:
+            return [_row(found._mapping) for found in connection.execute(query)]
+
+    def active(self, cluster: str) -> list[JobRow]:
+        """The jobs of ``cluster`` that have not ended, oldest first."""
+        query = select(jobs).where(jobs.c.cluster == cluster, jobs.c.state.in_(_ACTIVE))
+        with self._database.reading() as connection:
+            found = connection.execute(query.order_by(jobs.c.submitted_at, jobs.c.id))
+            return [_row(row._mapping) for row in found]
+
+    def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
+        """A job's events with a ``seq`` above ``after``, in order, at most ``limit``."""
+        query = select(events).where(events.c.job_id == job_id, events.c.seq > after)
+        with self._database.reading() as connection:
+            found = connection.execute(query.order_by(events.c.seq).limit(limit))
+            return [Event(**row._mapping) for row in found]
+
+    def remove(self, job_ids: Iterable[str]) -> None:
+        """Forget these jobs and their events; ids that are not there are passed over.
+
+        Raises StoreError, and removes none, when one has not ended and its cluster has a living controller.
+        """
+        with self._database.writing() as connection:
+            for job_id in job_ids:
+                where = select(jobs.c.state, jobs.c.cluster).where(jobs.c.id == job_id)
+                found = connection.execute(where).one_or_none()
+                if found is not None and found.state in _ACTIVE and self.controlled(found.cluster):
+                    raise StoreError(f"job {job_id!r} is {found.state}; stop it before it is removed")
+                connection.execute(delete(jobs).where(jobs.c.id == job_id))
+
+    def acquire(self, cluster: str, host: str, pid: int, now: float, lease_s: float = 30) -> Lease:
+        """Become the controller of ``cluster``, until ``release`` or the end of this process.
+
+        The lock is tried first: while another process holds it, or a row of another host has a heartbeat within
+        its ``lease_s``, raises StoreOwned, naming the holder. A dead holder on this host is succeeded at once.
+        """
+        return _leases.acquire(self._database, cluster, host, pid, now, lease_s)
+
+    def heartbeat(self, lease: Lease, now: float) -> None:
+        """Say that the holder lives. Raises StoreOwned when the lease is no longer its own: it must stop acting."""
+        _leases.heartbeat(self._database, lease, now)
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease up; without effect on the successor of one that was lost."""
+        _leases.release(self._database, lease)
+
+    def lease(self, cluster: str) -> LeaseRow | None:
+        """The last known controller of ``cluster``; it may be dead (see ``controlled``)."""
+        with self._database.reading() as connection:
+            return _leases.find(connection, cluster)
+
+    def controlled(self, cluster: str) -> bool:
+        """Whether a living process on this machine is the controller of ``cluster``."""
+        with self._database.explained():
+            return flocks.held(self._database.lock_path(cluster))
+
+
+def _check(connection: Connection, row: JobRow) -> None:
+    """What a change must find. The schema's trigger holds the last rule against every other writer too."""
+    stored = connection.execute(select(jobs).where(jobs.c.id == row.id)).one_or_none()
+    if stored is None:
+        raise StoreError(f"job {row.id!r} is not in the store")
+    if stored.cluster != row.cluster:
+        raise StoreError(f"job {row.id!r} belongs to cluster {stored.cluster!r}, not to {row.cluster!r}")
+    if JobState(stored.state).terminal:
+        raise StoreError(f"job {row.id!r} has ended as {stored.state}; a terminal state never changes")
+
+
+def _tell(connection: Connection, job_id: str, note: Note) -> Event:
+    values = note.model_dump(include=set(Note.model_fields))
+    plain = {name: str(value) if isinstance(value, str) else value for name, value in values.items()}
+    key = connection.execute(insert(events).values(job_id=job_id, **plain)).inserted_primary_key
+    assert key is not None
+    return Event(seq=key[0], job_id=job_id, **values)
+
+
+def _columns(row: JobRow) -> dict[str, Any]:
+    return {**asdict(row), "state": str(row.state)}
+
+
+def _row(found: Mapping[Any, Any]) -> JobRow:
+    try:
+        return JobRow(**{**found, "state": JobState(found["state"])})
+    except ValueError:
+        raise StoreError(
+            f"job {found['id']!r} is in a state this version does not know: {found['state']!r}"
+        ) from None

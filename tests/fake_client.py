@@ -1,0 +1,259 @@
+"""A client without a cluster: jobs that a test moves along by hand.
+
+``python -m tests.fake_client SCENE ARGUMENTS…`` runs the command line on it in a process of its own, for what only a
+process can show (signals, closed pipes). SCENE is a key of ``SCENES``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from raycontrol.errors import ClusterUnreachable, JobNotFound, WaitTimeout
+from raycontrol.status import Event, InstanceInfo, InstanceState, JobInfo, JobState, Reason
+
+SUBMITTED_AT = 1_700_000_000.0
+
+
+def job_info(job_id: str = "digits-ab12cd", **changes: Any) -> JobInfo:
+    """Return a queued job, with changes."""
+    facts = {
+        "id": job_id,
+        "name": job_id.rpartition("-")[0],
+        "user": "ada",
+        "mode": "ddp",
+        "state": JobState.QUEUED,
+        "reason": Reason.SUBMITTED,
+        "attempt": 0,
+        "priority": 5,
+        "submitted_at": SUBMITTED_AT,
+    }
+    return JobInfo(**{**facts, **changes})
+
+
+def instance(name: str = "worker-0", node: str = "host-a", **changes: Any) -> InstanceInfo:
+    group, _, index = name.rpartition("-")
+    facts = {"name": name, "group": group, "role": group, "index": int(index), "node": node, "ip": "10.0.0.1"}
+    return InstanceInfo(**{**facts, "state": InstanceState.RUNNING, **changes})
+
+
+class FakeJob:
+    """A job whose state, events and log lines are put in by the test; ``stops`` records the requests to stop."""
+
+    def __init__(self, info: JobInfo, obeys: bool = True) -> None:
+        self.id = info.id
+        self.stops: list[tuple[bool, str | None]] = []
+        self.error: Exception | None = None
+        self._info = info
+        self._obeys = obeys
+        self._events: list[Event] = []
+        self._lines: list[tuple[str, str]] = []
+        self._changed = threading.Condition()
+
+    def becomes(
+        self, state: JobState, reason: Reason, message: str = "", *, after_s: float = 1, **changes: Any
+    ) -> None:
+        """Change the job and note it; ``after_s`` counts from the submission."""
+        at = SUBMITTED_AT + after_s
+        with self._changed:
+            self._info = self._info.model_copy(update={"state": state, "reason": reason, **changes})
+            number = len(self._events) + 1
+            self._events.append(
+                Event(
+                    at=at,
+                    kind="state",
+                    state=state,
+                    reason=reason,
+                    attempt=0,
+                    message=message,
+                    seq=number,
+                    job_id=self.id,
+                )
+            )
+            self._changed.notify_all()
+
+    def prints(self, name: str, line: str) -> None:
+        with self._changed:
+            self._lines.append((name, line))
+            self._changed.notify_all()
+
+    def breaks(self, error: Exception) -> None:
+        """From now on whoever follows the job gets this error."""
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    def info(self) -> JobInfo:
+        return self._info
+
+    def events(self, after: int = 0) -> list[Event]:
+        return [event for event in self._events if event.seq > after]
+
+    def watch(self, after: int = 0) -> Iterator[Event]:
+        while True:
+            news = self._news(after)
+            if not news:
+                return
+            yield from news
+            after = news[-1].seq
+
+    def _news(self, after: int) -> list[Event]:
+        with self._changed:
+            self._changed.wait_for(lambda: self.error or self.events(after) or self._info.state.terminal)
+            if self.error is not None:
+                raise self.error
+            return self.events(after)
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        instance: str | None = None,
+        tail: int | None = None,
+        prefix: bool = True,
+    ) -> Iterator[str]:
+        lines = [(name, line) for name, line in self._lines if instance in (None, name)]
+        start = max(0, len(lines) - tail) if tail is not None else 0
+        while True:
+            for name, line in lines[start:]:
+                yield f"[{name}] {line}" if prefix else line
+            start = len(lines)
+            if not follow:
+                return
+            lines = self._more_than(start)
+            if len(lines) == start:
+                return
+
+    def _more_than(self, count: int) -> list[tuple[str, str]]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.error or len(self._lines) > count or self._info.state.terminal
+            )
+            if self.error is not None:
+                raise self.error
+            return list(self._lines)
+
+    def wait(self, timeout_s: float | None = None) -> JobInfo:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._info.state.terminal, timeout_s):
+                raise WaitTimeout(self.id, timeout_s or 0)
+        return self._info
+
+    def stop(self, *, force: bool = False, why: str | None = None) -> JobInfo:
+        self.stops.append((force, why))
+        if not self._info.state.terminal:
+            self.becomes(JobState.STOPPING, Reason.STOP_REQUESTED, why or "")
+            if self._obeys:
+                self.becomes(JobState.STOPPED, Reason.STOP_REQUESTED, ended_at=SUBMITTED_AT + 2)
+        return self._info
+
+
+class FakeClient:
+    """``next_job`` is what submit hands out; ``calls`` records what was asked."""
+
+    def __init__(self, *jobs: FakeJob, next_job: FakeJob | None = None) -> None:
+        self.jobs = {job.id: job for job in jobs}
+        self.next_job = next_job
+        self.calls: list[tuple[str, Any]] = []
+        self.on_submit: Callable[[], None] = lambda: None
+
+    def __call__(self, address: str | None = None, *, embedded: bool = False) -> FakeClient:
+        self.calls.append(("client", (address, embedded)))
+        return self
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls.append(("close", None))
+
+    def submit(
+        self, spec: Any, *, job_id: str | None = None, progress: Callable[[str], None] | None = None
+    ) -> FakeJob:
+        self.calls.append(("submit", spec))
+        self.on_submit()
+        assert self.next_job is not None
+        return self.next_job
+
+    def job(self, job_id: str) -> FakeJob:
+        found = [key for key in self.jobs if key.startswith(job_id)]
+        if len(found) != 1:
+            raise JobNotFound(job_id, tuple(found))
+        return self.jobs[found[0]]
+
+    def list(
+        self,
+        *,
+        all: bool = False,
+        states: list[JobState] | None = None,
+        user: str | None = None,
+        limit: int | None = 100,
+    ) -> list[JobInfo]:
+        infos = [job.info() for job in self.jobs.values()]
+        kept = [info for info in infos if states is None or info.state in states]
+        kept = [info for info in kept if user in (None, info.user)]
+        return sorted(kept, key=lambda info: info.submitted_at, reverse=True)[:limit]
+
+    def prune(self, *, older_than_days: float | None, keep_gib: float | None, dry_run: bool) -> list[JobInfo]:
+        self.calls.append(("prune", (older_than_days, keep_gib, dry_run)))
+        return [job.info() for job in self.jobs.values() if job.info().state.terminal]
+
+    def controller_status(self) -> dict[str, Any]:
+        return {"version": "0.1.0", "node": "host-a", "pid": 7}
+
+    def controller_restart(self) -> dict[str, Any]:
+        return {"version": "0.1.0", "node": "host-a", "pid": 8}
+
+
+def running_job(obeys: bool = True) -> FakeJob:
+    """Return a job that runs on two hosts, has printed two lines, and ends only when it is stopped."""
+    job = FakeJob(job_info(), obeys=obeys)
+    instances = (instance("master-0", "host-a"), instance("worker-0", "host-b"))
+    job.becomes(JobState.QUEUED, Reason.WAITING, "waits for 2 nodes with 1 CPU", after_s=0.2)
+    job.becomes(
+        JobState.RUNNING, Reason.PLACED, "running", after_s=3.4, instances=instances, started_at=SUBMITTED_AT
+    )
+    job.prints("master-0", "step 1")
+    job.prints("worker-0", "step 1")
+    return job
+
+
+def _lost_job() -> FakeJob:
+    job = running_job()
+    job.breaks(ClusterUnreachable("10.0.0.1:6379", "connection refused"))
+    return job
+
+
+def _chatty_job() -> FakeJob:
+    job = running_job()
+    for number in range(100_000):
+        job.prints("master-0", f"line {number}")
+    job.becomes(JobState.SUCCEEDED, Reason.COMPLETED, ended_at=SUBMITTED_AT + 5)
+    return job
+
+
+SCENES: dict[str, tuple[Callable[[], FakeJob], str | None]] = {
+    "endless": (running_job, "10.0.0.1:6379"),
+    "stubborn": (lambda: running_job(obeys=False), "10.0.0.1:6379"),
+    "lost": (_lost_job, "10.0.0.1:6379"),
+    "chatty": (_chatty_job, "10.0.0.1:6379"),
+    "embedded": (lambda: running_job(obeys=False), None),
+}
+
+
+def main() -> None:
+    import raycontrol.cli
+    from raycontrol.cli import services
+
+    make, address = SCENES[sys.argv[1]]
+    job = make()
+    client = FakeClient(job, next_job=job)
+    raycontrol.cli.main(
+        sys.argv[2:], services.Services(services.Output(), client, lambda explicit: explicit or address)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Real process trees for the tests of ``raycontrol.process``: making runs, owners to kill, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from raycontrol import process, supervisor
+from raycontrol.process import Exit, Run, shell_argv
+from tests.support import wait_until
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+
+# One process of each kind that a program can leave behind; each writes its pid into a file of the folder $PIDS.
+FAMILY = """
+record() { bash -c 'echo $PPID > $PIDS/'$1.new; mv $PIDS/$1.new $PIDS/$1; }
+stay() { record $1; while :; do sleep 1000; done; }
+export -f record stay
+bash -c 'trap "" TERM; stay stubborn' &
+setsid bash -c 'stay session' &
+(setsid bash -c '(stay daemon) &' &)
+(env -i PIDS=$PIDS setsid bash -c 'echo $$ > $PIDS/unmarked; while :; do sleep 1000; done' &)
+bash -c 'bash -c "stay grandchild" & wait' &
+"""
+FAMILY_NAMES = ("stubborn", "session", "daemon", "unmarked", "grandchild")
+
+# An owner as a program of its own: starts one run, prints its pid, and goes on in the way that its last line says.
+OWNER = """
+import asyncio, json, os, signal, sys
+from raycontrol.process import Run, start
+fields = json.loads(sys.argv[1])
+run = Run(**{**fields, "argv": tuple(fields["argv"])})
+async def own():
+    {before}
+    process = await start(run)
+    print(process.pid, flush=True)
+    {then}
+asyncio.run(own())
+"""
+
+
+class Trees:
+    """Makes runs of one mark in one folder, and knows what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = f"test-{uuid.uuid4().hex}.0"
+        self.pids = folder / "pids"
+        self.pids.mkdir()
+        self.environment = {"PATH": os.environ["PATH"], "PIDS": str(self.pids), "LANG": "C.UTF-8"}
+        self._runs = 0
+
+    def run(
+        self,
+        command: str | tuple[str, ...],
+        env: Mapping[str, str] | None = None,
+        mark: str | None = None,
+        cwd: str = "/",
+    ) -> Run:
+        self._runs += 1
+        return Run(
+            name="start",
+            argv=shell_argv(command, pipefail=True),
+            env=self.environment if env is None else env,
+            cwd=cwd,
+            folder=str(self.folder / f"run-{self._runs}"),
+            mark=mark or self.mark,
+        )
+
+    def end_of(self, command: str | tuple[str, ...], **arguments: Any) -> tuple[Exit, Run]:
+        """Run ``command`` to its end; nothing of it is left the moment it is said to be gone."""
+        run = self.run(command, **arguments)
+
+        async def play() -> Exit:
+            handle = await process.start(run)
+            outcome = await handle.gone()
+            assert process.marked(run.mark) == []
+            assert process.read_status(run.folder) == outcome == await handle.wait()
+            return outcome
+
+        return asyncio.run(play()), run
+
+    def recorded(self, *names: str) -> dict[str, int]:
+        """Wait until processes have written their pids, and return them."""
+        files = [self.pids / name for name in names]
+        wait_until(
+            lambda: all(file.exists() and file.read_text().strip() for file in files), 30, f"pids of {names}"
+        )
+        return {file.name: int(file.read_text()) for file in files}
+
+    def left(self) -> list[int]:
+        """Pids of this mark's processes and supervisors, and of recorded ones that live."""
+        marks = (process.MARK, process.SUPERVISOR_MARK)
+        rows = supervisor.table().values()
+        ours = [
+            row.pid
+            for row in rows
+            if row.alive and any(marks_of(row.pid).get(name, "").startswith(self.mark) for name in marks)
+        ]
+        return ours + [
+            int(file.read_text()) for file in self.pids.iterdir() if alive(int(file.read_text() or 0))
+        ]
+
+
+def marks_of(pid: int) -> dict[str, str]:
+    return process._environ(pid)
+
+
+def alive(pid: int) -> bool:
+    row = supervisor.entry(pid)
+    return row is not None and row.alive
+
+
+def parent(pid: int) -> int:
+    row = supervisor.entry(pid)
+    assert row is not None, f"process {pid} is gone"
+    return row.parent
+
+
+def output(run: Run) -> str:
+    return (Path(run.folder) / process.LOG_FILE).read_text()
+
+
+def play(story: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(story, 60))
+
+
+async def until(condition: Any, timeout_s: float = 20, what: str = "the condition") -> Any:
+    """``wait_until`` beside a running event loop."""
+    return await asyncio.to_thread(wait_until, condition, timeout_s, what)
+
+
+class Owner:
+    """Another program that owns a run; ``then`` is what it does after the start, ``before`` before it."""
+
+    def __init__(
+        self, run: Run, then: str = "await process.gone()", before: str = "pass", user: int | None = None
+    ) -> None:
+        import json
+
+        fields = {name: getattr(run, name) for name in ("name", "argv", "cwd", "folder", "mark")}
+        fields["env"] = dict(run.env)
+        code = OWNER.format(before=before, then=then)
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(fields)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            user=user,
+            group=user,
+            extra_groups=[] if user is not None else None,
+        )
+
+    def main_pid(self) -> int:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        assert line, f"the owner ended with {self.popen.wait()}"
+        return int(line)
+
+    def kill(self) -> None:
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait()
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.kill()
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+
+def fresh_trees(folder: Path) -> Iterator[Trees]:
+    """The fixture's body: after every test nothing may be left, not even a supervisor."""
+    trees = Trees(folder)
+    try:
+        yield trees
+        wait_until(lambda: not trees.left(), 10, "the end of all processes")
+    finally:
+        for pid in trees.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Iterator[Trees]:
+    yield from fresh_trees(tmp_path)

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raycontrol import process, supervisor
+from raycontrol.process import marked, read_status, start, sweep
+from tests.support import wait_until
+from tests.unit.process_trees import (
+    FAMILY,
+    FAMILY_NAMES,
+    NOBODY,
+    Owner,
+    Trees,
+    alive,
+    output,
+    parent,
+    play,
+    trees,
+    until,
+)
+
+__all__ = ["trees"]
+
+
+@pytest.fixture(params=["as this user", "as an unprivileged user"])
+def user(request: pytest.FixtureRequest, trees: Trees) -> Iterator[int | None]:
+    """None, or the id of an unprivileged user that may write into the test's folder."""
+    if request.param == "as this user":
+        yield None
+        return
+    if os.geteuid() != 0:
+        pytest.skip("is unprivileged already")
+    for folder in (trees.folder, trees.pids):
+        os.chown(folder, NOBODY, NOBODY)
+    for folder in trees.folder.parents:
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to("/tmp") and folder.name:
+            os.chmod(folder, folder.stat().st_mode | 0o011)
+    probe = subprocess.run(
+        [sys.executable, "-c", f"import raycontrol, os; os.listdir({str(trees.pids)!r})"],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+    )
+    if probe.returncode:
+        pytest.skip(f"another user cannot run {sys.executable}")
+    yield NOBODY
+
+
+def test_a_killed_owner_takes_the_whole_tree_with_it_at_once(trees: Trees, user: int | None):
+    run = trees.run(FAMILY + "trap '' TERM; wait; wait")
+    owner = Owner(run, user=user)
+    try:
+        owner.main_pid()
+        pids = trees.recorded(*FAMILY_NAMES)
+        owner.kill()
+        wait_until(lambda: not any(alive(pid) for pid in pids.values()), 10, "the end of the family")
+        wait_until(lambda: not trees.left(), 10, "the end of the supervisor")
+        outcome = read_status(run.folder)
+        assert (outcome.code, outcome.signal) == (None, signal.SIGKILL)
+        assert outcome.sender == "raycontrol: the process that owned this run is gone"
+    finally:
+        owner.close()
+
+
+@pytest.mark.parametrize(
+    "then",
+    ["return", "sys.exit(3)", "os._exit(4)", "os.kill(os.getpid(), signal.SIGSEGV)", "raise KeyError(1)"],
+)
+def test_an_owner_that_ends_in_any_way_takes_the_tree_with_it(trees: Trees, then: str):
+    run = trees.run(FAMILY + "wait")
+    held = "await asyncio.to_thread(sys.stdin.readline)"
+    owner = Owner(run, then=f"os.set_blocking(0, True); {then}" if held is None else then)
+    try:
+        owner.popen.wait(30)
+        wait_until(lambda: not trees.left(), 10, "the end of everything")
+        assert read_status(run.folder).signal == signal.SIGKILL
+    finally:
+        owner.close()
+    for file in trees.pids.iterdir():
+        file.unlink()
+
+
+def test_an_owner_that_is_killed_at_any_moment_of_the_start_leaves_nothing(trees: Trees):
+    """It kills itself, from a thread, so and so long after it began to start the run."""
+    before = "import threading; threading.Timer({delay}, os.kill, (os.getpid(), 9)).start()"
+    owners = [Owner(trees.run(FAMILY + "wait"), before=before.format(delay=0.003 * i)) for i in range(16)]
+    for owner in owners:
+        owner.popen.wait(60)
+        owner.close()
+    wait_until(lambda: not trees.left(), 10, "the end of everything")
+    for file in trees.pids.iterdir():
+        file.unlink()
+
+
+def test_a_copy_of_the_owners_handles_in_another_process_does_not_keep_a_tree_alive(trees: Trees):
+    """As when the owner has forked without exec: the control socket stays open, its owner's end is seen all the same."""
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("this Python has no pidfd_open")
+    copy = (
+        "copy = os.fork(); (signal.pause() if copy == 0 else print(copy, flush=True)); await process.gone()"
+    )
+    owner = Owner(trees.run("sleep 1000"), then=copy)
+    try:
+        owner.main_pid()
+        copy_pid = owner.main_pid()
+        owner.kill()
+        wait_until(lambda: not trees.left(), 10, "the end of the tree")
+        assert alive(copy_pid)
+        os.kill(copy_pid, signal.SIGKILL)
+    finally:
+        owner.close()
+
+
+def test_a_killed_supervisor_is_noticed_and_its_tree_swept(trees: Trees):
+    async def story() -> None:
+        run = trees.run(FAMILY + "wait")
+        handle = await start(run)
+        pids = await asyncio.to_thread(trees.recorded, "stubborn", "session", "daemon", "grandchild")
+        unmarked = (await asyncio.to_thread(trees.recorded, "unmarked"))["unmarked"]
+        os.kill(parent(handle.pid), signal.SIGKILL)
+        outcome = await handle.gone()
+        assert (outcome.code, outcome.signal, outcome.error) == (None, 9, "its supervisor was killed")
+        assert read_status(run.folder) == outcome == await handle.wait()
+        assert [name for name, pid in pids.items() if alive(pid)] == []
+        os.kill(
+            unmarked, signal.SIGKILL
+        )  # the one that nobody can know: no mark, session, parent or supervisor
+
+    play(story())
+
+
+def test_a_supervisor_killed_after_the_main_process_changes_no_outcome(trees: Trees):
+    async def story() -> None:
+        run = trees.run(
+            "setsid bash -c 'trap \"\" TERM; echo $PPID; touch $PIDS/0; sleep 1000; sleep 1000' & until [ -e $PIDS/0 ]; do sleep 0.01; done; exit 3"
+        )
+        handle = await start(run)
+        above = parent(handle.pid)
+        outcome = await handle.wait()
+        os.kill(above, signal.SIGKILL)
+        assert await handle.gone() == outcome
+        assert (outcome.code, outcome.error) == (3, None)
+        assert read_status(run.folder) == outcome
+        assert marked(trees.mark) == []
+
+    play(story())
+    (trees.pids / "0").unlink()
+
+
+def test_what_hides_its_mark_in_a_swept_session_is_swept_too(trees: Trees):
+    """As programs do that write a title over their environment."""
+    hidden = "env -i bash -c 'echo $$ > '$PIDS'/hidden; while :; do sleep 1000; done' & wait"
+
+    async def story() -> None:
+        handle = await start(trees.run(f"({hidden}) & wait"))
+        pid = (await asyncio.to_thread(trees.recorded, "hidden"))["hidden"]
+        assert process.MARK not in process._environ(pid)
+        os.kill(parent(handle.pid), signal.SIGKILL)
+        await handle.gone()
+        assert not alive(pid)
+
+    play(story())
+
+
+def test_a_sweep_ends_what_a_killed_owner_and_a_killed_supervisor_left(trees: Trees, user: int | None):
+    owner = Owner(trees.run(FAMILY + "trap '' TERM; wait; wait"), user=user)
+    try:
+        above = parent(owner.main_pid())
+        pids = trees.recorded(*FAMILY_NAMES)
+        owner.popen.send_signal(signal.SIGSTOP)
+        os.kill(above, signal.SIGKILL)
+        owner.kill()
+        assert alive(pids["daemon"])
+        assert sweep(trees.mark) >= 4
+        assert marked(trees.mark) == []
+        assert sweep(trees.mark) == 0
+        os.kill(pids.pop("unmarked"), signal.SIGKILL)
+        assert [name for name, pid in pids.items() if alive(pid)] == []
+    finally:
+        owner.close()
+
+
+def test_a_sweep_spares_what_has_a_living_supervisor_and_what_is_anothers(trees: Trees):
+    async def story() -> None:
+        supervised = await start(trees.run(FAMILY + "wait"))
+        await asyncio.to_thread(trees.recorded, *FAMILY_NAMES)
+        strays = [
+            subprocess.Popen(["sleep", "1000"], env={**trees.environment, process.MARK: mark})
+            for mark in (trees.mark, trees.mark + "0", trees.mark[:-1] + "1", "x" + trees.mark)
+        ]
+        await until(lambda: all(process._environ(stray.pid).get(process.MARK) for stray in strays))
+        before = set(marked(trees.mark))
+        assert await asyncio.to_thread(sweep, trees.mark) == 1
+        assert strays[0].wait(10) == -signal.SIGKILL
+        assert [stray.poll() for stray in strays[1:]] == [None, None, None]
+        assert {found.pid for found in before - set(marked(trees.mark))} == {strays[0].pid}
+        assert await asyncio.to_thread(sweep, trees.mark[:-1], prefix=True) == 2
+        assert [stray.wait(10) for stray in strays[1:3]] == [-signal.SIGKILL] * 2
+        assert strays[3].poll() is None
+        strays[3].kill()
+        strays[3].wait()
+        assert alive(supervised.pid)
+        await supervised.kill("the test is over")
+
+    play(story())
+
+
+def test_a_supervisor_of_another_attempt_protects_nobody(trees: Trees):
+    """A job may itself run raycontrol: its inner attempts' strays come to the outer attempt's supervisor."""
+    inner = trees.mark[:-1] + "inner"
+
+    async def story() -> None:
+        outer = await start(trees.run(f"{process.MARK}={inner} setsid sleep 1000 & wait"))
+        await until(lambda: marked(inner))
+        [stray] = marked(inner)
+        assert await asyncio.to_thread(sweep, inner) == 1
+        assert not alive(stray.pid)
+        assert (await outer.wait()).code is not None
+
+    play(story())
+
+
+def test_runs_that_start_while_a_sweep_goes_on_are_spared(trees: Trees):
+    async def story() -> None:
+        sweeping = True
+
+        def sweep_on() -> int:
+            killed = 0
+            while sweeping:
+                killed += sweep(trees.mark)
+            return killed
+
+        sweeps = asyncio.create_task(asyncio.to_thread(sweep_on))
+        for _ in range(10):
+            handles = await asyncio.gather(
+                *(
+                    start(trees.run("(setsid bash -c '(true &)' &); for i in {1..20}; do (true &); done"))
+                    for _ in range(3)
+                )
+            )
+            outcomes = await asyncio.gather(*(handle.gone() for handle in handles))
+            assert [(outcome.code, outcome.error) for outcome in outcomes] == [(0, None)] * 3
+        sweeping = False
+        assert await sweeps == 0
+
+    play(story())
+
+
+def test_a_process_is_never_signalled_in_anothers_place():
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        row = supervisor.entry(sleeper.pid)
+        row.start_time -= 1
+        assert supervisor.send(row, signal.SIGKILL) is False
+        row.start_time += 1
+        assert supervisor.send(row, signal.SIGKILL) is True
+        assert sleeper.wait() == -signal.SIGKILL
+        assert supervisor.send(row, signal.SIGKILL) is False
+
+
+INHERITED = (
+    "os.setpriority(os.PRIO_PROCESS, 0, 15); open('/proc/self/oom_score_adj', 'w').write('1000');"
+    " signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGUSR1]); signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    " os.umask(0o077); os.dup2(1, 77); os.set_inheritable(77, True)"
+)
+
+
+def test_a_child_sheds_what_a_ray_worker_hands_down(trees: Trees, user: int | None):
+    look = (
+        "grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status; echo oom $(cat /proc/self/oom_score_adj); umask; ls /proc/$$/fd | xargs echo fds;"
+        " echo lock $(ulimit -Sl) $(ulimit -Hl); ps -o ni= -p $$ 2>/dev/null || nice; readlink /proc/$$/fd/0; cut -d' ' -f1,5,6,7 /proc/$$/stat"
+    )
+    run = trees.run(look)
+    owner = Owner(run, before=INHERITED, user=user)
+    try:
+        pid = owner.main_pid()
+        wait_until(lambda: read_status(run.folder), 10, "the outcome")
+    finally:
+        owner.close()
+    lines = [" ".join(line.split()) for line in output(run).splitlines()]
+    locked = lines[6].split()
+    assert lines[:6] == [
+        f"SigBlk: {0:016x}",
+        f"SigIgn: {0:016x}",
+        f"SigCgt: {0:016x}",
+        "oom 0",
+        "0022",
+        "fds 0 1 2",
+    ]
+    assert locked[0] == "lock" and locked[1] == locked[2]
+    assert lines[7] == ("15" if user or os.geteuid() else "0")
+    assert lines[8:] == ["/dev/null", f"{pid} {pid} {pid} 0"]
+
+
+def test_a_supervisor_is_a_worse_victim_than_its_job(trees: Trees):
+    async def story() -> None:
+        handle = await start(trees.run("sleep 1000"))
+        scores = [int(open(f"/proc/{pid}/oom_score_adj").read()) for pid in (parent(handle.pid), handle.pid)]
+        assert scores[0] <= scores[1] == 0
+        await handle.kill("the test is over")
+
+    play(story())
+
+
+def test_a_start_is_quick(trees: Trees):
+    """About 10 ms of 20 are Python's own start; the limit is for a machine that has other things to do."""
+
+    async def story() -> float:
+        times = []
+        for _ in range(10):
+            begin = time.monotonic()
+            handle = await start(trees.run(("true",)))
+            times.append(time.monotonic() - begin)
+            await handle.gone()
+        return min(times)
+
+    assert play(story()) < 0.25

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from raycontrol.errors import UsageError
+from raycontrol.settings import Settings
+
+
+def home(tmp_path: Path, text: str | None = None) -> dict[str, str]:
+    if text is not None:
+        (tmp_path / "settings.yaml").write_text(text, encoding="utf-8")
+    return {"RAYCONTROL_HOME": str(tmp_path), "USER": "ann"}
+
+
+def test_defaults_hold_where_nothing_is_set(tmp_path: Path) -> None:
+    assert Settings.load({"HOME": str(tmp_path), "LOGNAME": "ann"}) == Settings(
+        home="~/.raycontrol",
+        cluster=None,
+        address=None,
+        user="ann",
+        keep_days=30,
+        keep_gib=50,
+        package_cap_mib=512,
+        min_free_mib=200,
+        scratch=None,
+    )
+
+
+def test_variables_set_every_field(tmp_path: Path) -> None:
+    settings = Settings.load(
+        {
+            "RAYCONTROL_HOME": str(tmp_path),
+            "RAYCONTROL_CLUSTER": "blue",
+            "RAY_ADDRESS": "10.0.0.1:6379",
+            "RAYCONTROL_USER": "bo",
+            "RAYCONTROL_KEEP_DAYS": "0.5",
+            "RAYCONTROL_KEEP_GIB": "7",
+            "RAYCONTROL_PACKAGE_CAP_MIB": "64",
+            "RAYCONTROL_MIN_FREE_MIB": "0",
+            "RAYCONTROL_SCRATCH": "/scratch",
+        }
+    )
+    assert settings == Settings(str(tmp_path), "blue", "10.0.0.1:6379", "bo", 0.5, 7.0, 64, 0, "/scratch")
+    assert (settings.package_cap_bytes, settings.min_free_bytes) == (67108864, 0)
+
+
+def test_the_file_sets_what_no_variable_sets(tmp_path: Path) -> None:
+    environ = home(tmp_path, "cluster: red\nkeep_days: 3\nscratch: null\n") | {"RAYCONTROL_KEEP_DAYS": "9"}
+    settings = Settings.load(environ)
+    assert (settings.cluster, settings.keep_days, settings.scratch) == ("red", 9, None)
+
+
+def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:
+    assert Settings.load(home(tmp_path) | {"RAY_ADDRESS": "", "RAYCONTROL_KEEP_GIB": ""}) == Settings.load(
+        home(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_a_file_without_settings_changes_nothing(tmp_path: Path, text: str) -> None:
+    assert Settings.load(home(tmp_path, text)).keep_days == 30
+
+
+def test_home_is_kept_as_written_and_resolved_on_demand() -> None:
+    settings = Settings.load({"RAYCONTROL_HOME": "~/of/nobody"})
+    assert settings.home == "~/of/nobody"
+    assert settings.home_path == Path.home() / "of/nobody"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("RAYCONTROL_HOME", "jobs", "RAYCONTROL_HOME: must be an absolute path or start with ~, got 'jobs'"),
+        (
+            "RAYCONTROL_SCRATCH",
+            "$TMP",
+            "RAYCONTROL_SCRATCH: must be an absolute path or start with ~, got '$TMP'",
+        ),
+        ("RAYCONTROL_KEEP_DAYS", "week", "RAYCONTROL_KEEP_DAYS: must be a number of at least 0, got 'week'"),
+        ("RAYCONTROL_KEEP_GIB", "-1", "RAYCONTROL_KEEP_GIB: must be a number of at least 0, got '-1'"),
+        ("RAYCONTROL_KEEP_GIB", "nan", "RAYCONTROL_KEEP_GIB: must be a number of at least 0, got 'nan'"),
+        (
+            "RAYCONTROL_PACKAGE_CAP_MIB",
+            "0",
+            "RAYCONTROL_PACKAGE_CAP_MIB: must be a whole number of at least 1, got '0'",
+        ),
+        (
+            "RAYCONTROL_MIN_FREE_MIB",
+            "1.5",
+            "RAYCONTROL_MIN_FREE_MIB: must be a whole number of at least 0, got '1.5'",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_named_with_its_rule_and_value(variable: str, value: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.load({variable: value})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("keep_dayz: 3\n", "keep_dayz: no such setting; did you mean keep_days?"),
+        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch"),
+        ("home: /elsewhere\n", "home: cannot be set by a file inside it; set RAYCONTROL_HOME"),
+        ("keep_days: yes\n", "keep_days: must be a number of at least 0, got 'yes'"),
+        ("keep_days: true\n", "keep_days: must be a number of at least 0, got True"),
+        ("cluster: 12\n", "cluster: must be text, got 12"),
+        ('cluster: "a\\nb"\n', "cluster: must be 1 to 256 printable characters without space around them, got 'a\\nb'"),
+        ("- cluster\n", "must hold `name: value` lines"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_named_with_field_rule_and_value(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.load(home(tmp_path, text))
+    assert str(caught.value) == f"{tmp_path}/settings.yaml: {message}"
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [1\n", "keep_days: 1\nkeep_days: 2\n", "a: !!python/object:os.system {}\n", "\x01"]
+)
+def test_what_is_not_yaml_is_one_line_that_names_the_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.load(home(tmp_path, text))
+    assert str(caught.value).startswith(f"{tmp_path}/settings.yaml: not valid YAML: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"settings\.yaml: not valid YAML"):
+        Settings.load(home(tmp_path))
+
+
+def test_a_folder_in_place_of_the_file_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").mkdir()
+    with pytest.raises(UsageError, match=r"settings\.yaml: cannot be read: Is a directory"):
+        Settings.load(home(tmp_path))
+
+
+def test_the_description_says_where_each_value_came_from_and_hides_logins(tmp_path: Path) -> None:
+    environ = home(tmp_path, "keep_gib: 5\n") | {"RAY_ADDRESS": "ray://ann:s3cret@head:10001"}
+    assert Settings.load(environ).describe() == {
+        "home": f"{tmp_path} (RAYCONTROL_HOME)",
+        "cluster": "not set (default)",
+        "address": "ray://head:10001 (RAY_ADDRESS)",
+        "user": "ann (default)",
+        "keep_days": "30 (default)",
+        "keep_gib": f"5 ({tmp_path}/settings.yaml)",
+        "package_cap_mib": "512 (default)",
+        "min_free_mib": "200 (default)",
+        "scratch": "not set (default)",
+    }
+
+
+def test_a_wrong_address_is_shown_without_its_login(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.load({"RAY_ADDRESS": "ray://ann:s3cret@head:10001 "})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_settings_cross_a_process_border(tmp_path: Path) -> None:
+    settings = Settings.load(home(tmp_path))
+    assert pickle.loads(pickle.dumps(settings)) == settings
