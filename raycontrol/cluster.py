@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, get_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycontrol.archive import Archive
-from raycontrol.controller import Controller, InstanceGone, ReservationRefused
+from raycontrol.controller import Controller, InstanceGone, Limits, ReservationRefused
 from raycontrol.instance import Identity, Instance, Preparation
 from raycontrol.lifecycle import PLACING_S, Job, Report
 from raycontrol.node import Node
@@ -94,7 +94,9 @@ class ArchiveActor(Archive):
 
 class ControllerActor(Controller):
     def __init__(self, home: str, name: str) -> None:
-        super().__init__(str(Path(home).expanduser()), name, RayCluster(name, home))
+        settings = Settings.load()
+        limits = Limits(settings.keep_days, settings.keep_gib)
+        super().__init__(str(Path(home).expanduser()), name, RayCluster(name, home), limits=limits)
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
 
     async def describe(self) -> dict[str, Any]:
@@ -236,6 +238,11 @@ class RayCluster:
 
     async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
         return await asyncio.to_thread(_remove_strangers, cluster, attempt_ids)
+
+    async def sizes_of_jobs(self) -> dict[str, int]:
+        usage: dict[str, Any] = await archive_handle().usage.remote()
+        sizes: dict[str, int] = usage["jobs"]
+        return sizes
 
     async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
         archive = archive_handle()

@@ -16,8 +16,6 @@ from raycontrol.settings import Settings
 
 log = logging.getLogger(__name__)
 
-CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-"""Where ``ray start --head`` writes the address of this machine's cluster."""
 TCP_TRY_S = 3.0
 CALL_S = 60.0
 START_S = 60.0
@@ -32,9 +30,10 @@ def find_address(settings: Settings, explicit: str | None = None) -> str | None:
     chosen = explicit or settings.address
     if chosen and chosen not in ("auto", "local"):
         return chosen
-    if chosen == "local" or not CURRENT_CLUSTER.exists():
+    note = Path(settings.ray_tmpdir) / "ray" / "ray_current_cluster"  # written by `ray start`
+    if chosen == "local" or not note.exists():
         return None
-    address = CURRENT_CLUSTER.read_text().strip()
+    address = note.read_text().strip()
     return address if address and _trouble(address) is None else None
 
 
@@ -160,7 +159,6 @@ class Session:
 
         from raycontrol.cluster import NAMESPACE
 
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, OSError) as error:

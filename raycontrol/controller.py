@@ -43,6 +43,7 @@ from raycontrol.lifecycle import (
     WatchInstance,
 )
 from raycontrol.plan import Orders, orders
+from raycontrol.retention import expired
 from raycontrol.spec import JobSpec, members
 from raycontrol.status import Event, JobInfo, JobState, Note, Reason
 from raycontrol.store import Change, Lease, Store
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 QUEUE_POLL_S = 0.5
 """How often the cluster is looked at while jobs wait: other programs' resources and joining nodes are not announced."""
 NODE_POLL_S = 5.0
+RETENTION_S = 3600.0
 LEASE_BEAT_S = 5.0
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -99,6 +101,9 @@ class Cluster(Protocol):
     async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
         """Remove actors and placement groups of ours that belong to none of these attempts; return their names."""
 
+    async def sizes_of_jobs(self) -> dict[str, int]:
+        """Return the bytes that the archive keeps of each job."""
+
     async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
         """Let the archive forget the logs and outputs of these jobs, and packages that no job uses."""
 
@@ -114,6 +119,14 @@ class Submission:
     version: str
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What finished jobs may keep: for how long, and how much together."""
+
+    keep_days: float = 30
+    keep_gib: float = 50
+
+
 class Controller:
     """One per cluster. Public methods are what clients and instances call; times come from ``clock`` (epoch seconds)."""
 
@@ -124,6 +137,7 @@ class Controller:
         self._name = name
         self._cluster = cluster
         self._clock = clock
+        self._limits = limits
         self._store: Store | None = None
         self._lease: Lease | None = None
         self._jobs: dict[str, Job] = {}
@@ -287,6 +301,7 @@ class Controller:
             self._run_clock(),
             self._hold_lease(),
             self._care_for_nodes(),
+            self._keep_within_limits(),
         )
         self._loops = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
 
@@ -484,6 +499,20 @@ class Controller:
         while True:
             await asyncio.sleep(NODE_POLL_S)
             await self._cluster.serve_nodes()
+
+    async def _keep_within_limits(self) -> None:
+        while True:
+            try:
+                rows = await self._in_thread(lambda: self._open_store.jobs(cluster=self._name))
+                infos = [read_info(row, self._home) for row in rows]
+                sizes = await self._cluster.sizes_of_jobs()
+                doomed = expired(infos, sizes, self._clock(), self._limits.keep_days, self._limits.keep_gib)
+                if doomed:
+                    log.info("removing finished jobs: %s", ", ".join(doomed))
+                    await self.prune(doomed)
+            except Exception:  # the archive restarts, the disk is full: no reason to stop managing jobs
+                log.exception("removing old jobs failed; trying again later")
+            await asyncio.sleep(RETENTION_S)
 
     # Helpers.
 

@@ -530,7 +530,7 @@ def _released(job: Job, event: NodesReleased) -> Change:
         return replace(queued, after=None, instances=(), forced=False), "back in the queue"
     ended = _enter(job, job.after, job.reason, event.at)
     summary = job.verdict.summary if job.verdict else "every start command exited 0"
-    return replace(ended, ended_at=event.at, after=None, pending=None), f"{job.after}: {summary}"
+    return replace(ended, ended_at=event.at, after=None, pending=None), summary
 
 
 def _stop_requested(job: Job, event: StopRequested) -> Change:
@@ -716,7 +716,8 @@ def _verdict(instance: Instance, ended: Ended) -> Verdict:
 def describe_end(ended: Ended) -> str:
     """Return how a start command ended, as the rest of a sentence that begins with its instance."""
     if ended.error is not None:
-        return f"could not run its start command: {ended.error}"
+        never_ran = ended.signal is None
+        return f"could not run its start command: {ended.error}" if never_ran else f"was ended: {ended.error}"
     if ended.signal is not None:
         text = f"was ended by signal {ended.signal}"
         text += f" ({ended.sender})" if ended.sender else " (not sent by raycontrol)"

@@ -136,8 +136,12 @@ class LineSplitter:
         *ended, rest = data.split(b"\n")
         lines = []
         for piece in ended:
-            self._write(piece)
-            lines.append(self.unfinished)
+            if not self._line and len(piece) <= self._cap and b"\r" not in piece:
+                # Nearly every line of nearly every log: whole, short and plain.
+                lines.append(self._prefix + piece.decode("utf-8", errors="replace"))
+            else:
+                self._write(piece)
+                lines.append(self.unfinished)
             self._restart()
         self._write(rest)
         return lines
@@ -173,8 +177,9 @@ class LineSplitter:
         self._cut += max(0, len(text) - room)
 
     def _restart(self) -> None:
-        self._line.clear()
-        self._cut = 0
+        if self._line:
+            self._line.clear()
+            self._cut = 0
         self._returned = False
 
 

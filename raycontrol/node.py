@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from raycontrol import nodefacts, process
+from raycontrol.disk import remove_tree
 from raycontrol.packages import PackageCache
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 10.0
+KEPT_PACKAGES = 8
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
 
@@ -33,7 +34,7 @@ class Node:
         self._read_package = read_package
         self._ledger = self._scratch / "ports.json"
         self._ports: dict[str, int] = json.loads(self._ledger.read_text()) if self._ledger.exists() else {}
-        self._making: dict[str, asyncio.Lock] = {}
+        self._recent_packages: dict[str, None] = {}
 
     async def facts(self) -> dict[str, object]:
         """Return what this node is, for people."""
@@ -41,12 +42,12 @@ class Node:
 
     async def code_dir(self, job_id: str, package: str | None) -> str:
         """Return the job's code folder on this node, made on the first call: a writable copy of the package, or empty."""
+        if package is not None:
+            self._recent_packages.pop(package, None)
+            self._recent_packages[package] = None
+            await self._cache.ensure(package, self._read_package)
         target = self._jobs / job_id / "code"
-        async with self._making.setdefault(job_id, asyncio.Lock()):
-            if not target.exists():
-                if package is not None:
-                    await self._cache.ensure(package, self._read_package)
-                await self._cache.make_code_dir(package, target)
+        await self._cache.make_code_dir(package, target)
         return str(target)
 
     async def lease_port(self, attempt_id: str, purpose: str) -> int:
@@ -63,8 +64,8 @@ class Node:
         self._ports = {key: port for key, port in self._ports.items() if not key.startswith(f"{attempt_id} ")}
         self._write_ledger()
         if last:
-            self._making.pop(job_id, None)
-            await asyncio.to_thread(shutil.rmtree, self._jobs / job_id, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, self._jobs / job_id)
+            await self._cache.remove(keep=set(list(self._recent_packages)[-KEPT_PACKAGES:]))
 
     async def keep_clean(self) -> None:
         """For ever: kill processes of this node's attempts whose supervisor is gone (it was itself killed)."""

@@ -13,7 +13,8 @@ import stat
 import tarfile
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -148,22 +149,17 @@ def unpack(tar_path: str | os.PathLike[str], target: str | os.PathLike[str]) -> 
         fresh.rename(target)
 
 
-class temporary_sibling:
+@contextmanager
+def temporary_sibling(target: Path) -> Iterator[Path]:
     """A new folder beside ``target``, removed at the end unless it was renamed."""
-
-    def __init__(self, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._holder = Path(
-            tempfile.mkdtemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
-        )
-
-    def __enter__(self) -> Path:
-        fresh = self._holder / "tree"
-        fresh.mkdir()
-        return fresh
-
-    def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self._holder, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    holder = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent))
+    try:
+        # Made inside, because mkdtemp's own folder is closed to everybody else.
+        (holder / "tree").mkdir()
+        yield holder / "tree"
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
 
 
 def extract(tar: tarfile.TarFile, root: Path) -> None:

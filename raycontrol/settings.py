@@ -32,8 +32,8 @@ class Settings:
     it here. ``cluster`` names the cluster in the store (default: its GCS address), ``address`` is Ray's.
     ``keep_days`` and ``keep_gib`` limit what finished jobs keep; ``package_cap_mib`` is the largest working
     directory that is packed; below ``min_free_mib`` of free space nothing is shipped to the archive;
-    ``scratch`` is where instances work on their node (default: a temporary folder). ``sources`` says, by
-    field, where a value that is not a default came from.
+    ``scratch`` is where instances work on their node (default: Ray's session folder); ``ray_tmpdir`` is below
+    which folder Ray keeps its own. ``sources`` says, by field, where a value that is not a default came from.
     """
 
     home: str = DEFAULT_HOME
@@ -45,6 +45,7 @@ class Settings:
     package_cap_mib: int = 512
     min_free_mib: int = 200
     scratch: str | None = None
+    ray_tmpdir: str = "/tmp"
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -154,6 +155,7 @@ FIELDS: Mapping[str, Field] = {
     "package_cap_mib": Field("RAYCONTROL_PACKAGE_CAP_MIB", _whole(1)),
     "min_free_mib": Field("RAYCONTROL_MIN_FREE_MIB", _whole(0)),
     "scratch": Field("RAYCONTROL_SCRATCH", _path),
+    "ray_tmpdir": Field("RAY_TMPDIR", _path),
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
@@ -26,6 +27,8 @@ MAX_BYTES = 1 << 20
 """The largest text that is read as a spec."""
 MAX_VALUES = 20_000
 """How many values a text may hold once its aliases are followed: a bound on what a few lines of anchors can cost."""
+MAX_DEPTH = 50
+"""How deep values may be nested; a spec needs five levels, and YAML's reader becomes slow with many."""
 
 Keys = tuple[str | int, ...]
 """The way to a value: names of fields, positions in lists."""
@@ -107,15 +110,36 @@ def parse(text: str, source: str | None = None) -> Document:
         raise _refusal(
             f"the text holds more than {MAX_VALUES} values (aliases included)", source, 1
         ) from None
-    except RecursionError:
+    except _TooDeep:
         raise _refusal("the text is nested too deeply", source, 1) from None
     if node is None:
         raise _refusal("there is nothing in it; a job needs at least `command: …`", source, 1)
     return document
 
 
+class _TooMany(Exception):
+    """More values than a spec may hold."""
+
+
+class _TooDeep(Exception):
+    """More levels than a spec may have."""
+
+
+class _Composer(Composer):
+    _depth = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _TooDeep
+        node: Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 def _compose(text: str, source: str | None) -> Node | None:
     yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _Composer
     yaml.composer.warn_double_anchors = False
     try:
         node: Node | None = yaml.compose(text)
@@ -145,6 +169,7 @@ def _refusal(rule: str, source: str | None, line: int | None = None) -> SpecErro
 # -- nodes to plain data ---------------------------------------------------------------------------------------------
 
 _CORE = "tag:yaml.org,2002:"
+_IMPLICIT = {_CORE + name for name in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge")}
 _NULL = re.compile(r"(null|Null|NULL|~|)\Z")
 _BOOL = re.compile(r"(true|True|TRUE|false|False|FALSE)\Z")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
@@ -170,10 +195,6 @@ def resolve(text: str) -> Any:
     if _SPECIAL.match(text):
         return float(text.replace(".", ""))
     return text
-
-
-class _TooMany(Exception):
-    """More values than a spec may hold."""
 
 
 class _Reader:
@@ -205,7 +226,7 @@ class _Reader:
         text = _joined_surrogates(node.value)
         tag = str(node.tag)
         plain = node.style is None
-        if not tag.startswith(_CORE) or (not plain and tag != f"{_CORE}str"):
+        if tag not in _IMPLICIT or (not plain and tag != f"{_CORE}str"):
             self._fault(path, f"must not have a tag (!{tag.removeprefix(_CORE).lstrip('!')})", node)
             return text
         return resolve(text) if plain and tag != f"{_CORE}str" else text

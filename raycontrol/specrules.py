@@ -10,7 +10,7 @@ from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError
 
 from raycontrol.errors import SpecError
 from raycontrol.specfaults import Problem, faults_of, got, problems_of
-from raycontrol.specfile import Document, Keys, shown
+from raycontrol.specfile import Document, Keys
 from raycontrol.specparts import (
     BUILT_MODES,
     GROUP_NAME,
@@ -50,7 +50,7 @@ def checked(
     document = reading.document or Document(None)
     if not isinstance(data, Mapping):
         wanted = "a job's spec must be a mapping of fields, such as `command: torchrun train.py`"
-        raise SpecError(faults_of([Problem((), wanted, shown(data))], document), document.source)
+        raise SpecError(faults_of([Problem((), wanted, got((), data, document))], document), document.source)
     written = _written(data)
     problems: list[Problem] = []
     spec: JobSpec | None

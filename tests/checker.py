@@ -156,7 +156,7 @@ def node_list_names_every_instance(job: Job) -> Iterator[str]:
         ip, gpus = entries[document["index"]]
         if ip not in document["addresses"]:
             yield f"{who(document)}: NODE_LIST[INDEX] is {ip}, this host has {', '.join(document['addresses'])}"
-        if ipaddress_is_loopback(ip) and job.instances > 1 and job.spread:
+        if is_loopback(ip) and job.instances > 1 and job.spread:
             yield f"{who(document)}: NODE_LIST[INDEX] is {ip}, an address that no other host can reach"
         if gpus != env["GPU_NUM_PER_NODE"]:
             yield f"{who(document)}: NODE_LIST[INDEX] has {gpus} GPUs, GPU_NUM_PER_NODE is {env['GPU_NUM_PER_NODE']}"
@@ -249,15 +249,10 @@ def spread_over_nodes(job: Job) -> Iterator[str]:
 def nothing_of_ray_is_left(job: Job) -> Iterator[str]:
     for document in job.documents:
         for name, value in sorted(document["env"].items()):
-            ours = (
-                name in job.node_env
-                or name in job.env
-                or name in NAMES_BY_MODE[job.mode]
-                or name in EVERYWHERE
-            )
-            if ours or name in SET_AFRESH:
+            if name in (*job.env, *NAMES_BY_MODE[job.mode], *EVERYWHERE, *SET_AFRESH):
                 continue
-            if name.startswith("RAY_") or "ray.util" in value or job.worker_env.get(name) == value:
+            added = name not in job.node_env and job.worker_env.get(name) == value
+            if added or name.startswith("RAY_") or "ray.util" in value:
                 yield f"{who(document)}: {name}={value} comes from Ray"
 
 
@@ -266,7 +261,8 @@ def the_nodes_and_the_users_environment_arrive(job: Job) -> Iterator[str]:
         for name, value in sorted(job.env.items()):
             yield from unequal(document, name, value)
         for name, value in sorted(job.node_env.items()):
-            if name not in job.env and name not in ("PATH", "RAY_ADDRESS") and name not in EVERYWHERE:
+            ray_or_ours = name.startswith("RAY_") or name in EVERYWHERE or name in NAMES_BY_MODE[job.mode]
+            if name != "PATH" and name not in job.env and not ray_or_ours:
                 yield from unequal(document, name, value)
         missing = [
             part
@@ -335,8 +331,9 @@ def a_bare_torchrun_finds_its_flags(job: Job) -> Iterator[str]:
 
 def ports_differ(jobs: Sequence[Job]) -> Iterator[str]:
     for (a, one), (b, other) in combinations(enumerate(jobs), 2):
-        first, second = one.documents[0]["env"], other.documents[0]["env"]
-        if first["MASTER_PORT"] == second["MASTER_PORT"]:
+        first, second = (job.documents[0]["env"] for job in (one, other))
+        same_host = first["MASTER_ADDR"] == second["MASTER_ADDR"]
+        if same_host and first["MASTER_PORT"] == second["MASTER_PORT"]:
             yield f"jobs {a} and {b} have the same MASTER_PORT {first['MASTER_PORT']}"
 
 
@@ -449,5 +446,5 @@ def is_ip(text: str) -> bool:
     return True
 
 
-def ipaddress_is_loopback(text: str) -> bool:
+def is_loopback(text: str) -> bool:
     return is_ip(text) and ipaddress.ip_address(text).is_loopback

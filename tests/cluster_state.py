@@ -49,7 +49,7 @@ class Observer:
     def __init__(self, popen: Callable[[Sequence[str]], subprocess.Popen[str]], address: str) -> None:
         script = str(Path(__file__).with_name("observer.py"))
         self._process = popen([sys.executable, "-I", script, address])  # -I: `tests/ray` is not ray
-        assert self._line(60) == "ready"
+        assert self._line(120) == "ready"
 
     def ask(self, timeout_s: float = 20) -> dict[str, Any]:
         assert self._process.stdin is not None

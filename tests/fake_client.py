@@ -118,7 +118,7 @@ class FakeJob:
         start = max(0, len(lines) - tail) if tail is not None else 0
         while True:
             for name, line in lines[start:]:
-                yield f"[{name}] {line}" if prefix else line
+                yield f"{name} | {line}" if prefix else line
             start = len(lines)
             if not follow:
                 return
@@ -186,7 +186,6 @@ class FakeClient:
     def list(
         self,
         *,
-        all: bool = False,
         states: list[JobState] | None = None,
         user: str | None = None,
         limit: int | None = 100,

@@ -216,17 +216,22 @@ class Follower:
     def _read_events(self) -> None:
         try:
             self._submitted_at = self._job.info().submitted_at
-            state = ""
-            for event in self._job.watch():
-                if event.instance is None:
-                    self._inbox.put(Happened(event, self._text(event, begins=event.state != state)))
-                    state = event.state
+            self._read_changes()
             self._inbox.put(JobEnded(self._job.info()))
         except Exception as error:  # decided on, or raised again, by the main thread
             self._inbox.put(Lost(error))
 
-    def _text(self, event: Event, *, begins: bool) -> str:
-        nodes = nodes_line(self._job.info()) if begins and event.state == "RUNNING" else ""
+    def _read_changes(self) -> None:
+        """Pass on what concerns the whole job; news of single instances, and the end (the summary tells), are not."""
+        state = ""
+        for event in self._job.watch():
+            changes = event.state != state
+            state = event.state
+            if (changes or event.instance is None) and not event.state.terminal:
+                self._inbox.put(Happened(event, self._text(event) if changes else event.message))
+
+    def _text(self, event: Event) -> str:
+        nodes = nodes_line(self._job.info()) if event.state == "RUNNING" else ""
         return nodes or event.message
 
     def _read_logs(self) -> None:

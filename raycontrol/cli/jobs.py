@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raycontrol.status import Event, JobInfo, JobState
 
 FINISHED_SHOWN = 20
-_PREFIX = re.compile(r"\[(?P<instance>[^\]\s]+)\] ?(?P<line>.*)", re.DOTALL)
+_PREFIX = re.compile(r"(?P<instance>\S+) \| (?P<line>.*)", re.DOTALL)
 
 
 def list_jobs(
@@ -331,6 +331,6 @@ def _print_event(services: Services, event: Event, as_json: bool) -> None:
 
 
 def _log_document(line: str) -> dict[str, str | None]:
-    """Take a prefixed line apart again: ``[worker-0] text``."""
+    """Take a prefixed line apart again: ``worker-0 | text``."""
     match = _PREFIX.fullmatch(line)
     return {"instance": match["instance"] if match else None, "line": match["line"] if match else line}

@@ -126,7 +126,7 @@ def _run(services: Services, spec: JobSpec, address: str | None, as_json: bool) 
     with services.client(found, embedded=found is None) as client, Signals(inbox, out) as signals:
         try:
             job = client.submit(spec, progress=out.note)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # a second Ctrl-C; or SIGTERM, while Ray's own handler stands
             out.note("raycontrol: left while submitting; `raycontrol list` shows if the job was accepted")
             return STOPPED
         signals.ready()

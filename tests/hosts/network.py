@@ -283,7 +283,7 @@ class Hosts:
     def start_cluster(self, **options: Any) -> None:
         """Start Ray on every host, host 0 as the head; ``options`` as of ``start_ray``."""
         head = self._ray_start(0, **options)
-        wait_until(lambda: self._gcs_answers() or head.poll() is not None, 30, "Ray's head is listening")
+        wait_until(lambda: self._gcs_answers() or head.poll() is not None, 90, "Ray's head is listening")
         starting = [head, *(self._ray_start(i, **options) for i in range(1, len(self.hosts)))]
         for i, process in enumerate(starting):
             started(i, process)
@@ -417,7 +417,7 @@ def ray_process(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def started(i: int, process: HostProcess) -> None:
     try:
-        output, _ = process.communicate(timeout=90)
+        output, _ = process.communicate(timeout=180)
     except subprocess.TimeoutExpired:
         process.end()
         raise

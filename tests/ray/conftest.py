@@ -35,7 +35,7 @@ class LocalRay:
         self.folder = folder
         self.home = home
         gcs, dashboard, client = free_ports(3)
-        self.address = f"127.0.0.1:{gcs}"
+        self.address = ""  # known when it is up
         self.dashboard = f"http://127.0.0.1:{dashboard}"
         self._observer: Observer | None = None
         self._log = (folder / "start.log").open("w+")
@@ -45,7 +45,6 @@ class LocalRay:
                 "start",
                 "--head",
                 "--block",
-                "--node-ip-address=127.0.0.1",
                 f"--port={gcs}",
                 f"--dashboard-port={dashboard}",
                 f"--ray-client-server-port={client}",
@@ -69,8 +68,9 @@ class LocalRay:
         return {"RAYCONTROL_HOME": str(self.home), "RAY_ADDRESS": self.address}
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self._started() or self._process.poll() is not None, 60, "Ray is up")
+        wait_until(lambda: self._started() or self._process.poll() is not None, 180, "Ray is up")
         assert self._process.poll() is None, f"`ray start` ended:\n{self._output()[-4000:]}"
+        self.address = (self.folder / "ray/ray_current_cluster").read_text().strip()
 
     def popen(
         self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any
@@ -184,10 +184,26 @@ def free_ports(count: int) -> list[int]:
 
 
 def marked() -> list[int]:
-    """Processes that carry this session's mark, or descend from one that does (Ray's workers retitle themselves)."""
+    """Processes that carry this session's mark, what descends from them, and the supervisors just above them.
+
+    Ray's workers retitle themselves and lose the mark; a supervisor never has it. Nobody else's process is ever
+    taken for ours: ``close`` kills what this returns.
+    """
     mark = "=".join(OURS).encode()
     found = {pid for pid in psutil.pids() if mark in environment_of(pid)}
-    return sorted(found.union(*(descendants(pid) for pid in found)) if found else [])
+    above = {parent for pid in found if (parent := parent_of(pid)) and supervises(parent)}
+    return sorted(found.union(above, *(descendants(pid) for pid in found)))
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def supervises(pid: int) -> bool:
+    return any(variable.startswith(b"RAYCONTROL_SUPERVISOR=") for variable in environment_of(pid))
 
 
 def end(pids: list[int]) -> list[int]:

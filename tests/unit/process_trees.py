@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -24,9 +25,8 @@ NOBODY = 65534
 
 # One process of each kind that a program can leave behind; each writes its pid into a file of the folder $PIDS.
 FAMILY = """
-record() { bash -c 'echo $PPID > $PIDS/'$1.new; mv $PIDS/$1.new $PIDS/$1; }
-stay() { record $1; while :; do sleep 1000; done; }
-export -f record stay
+stay() { echo $BASHPID > $PIDS/$1; while :; do sleep 1000; done; }
+export -f stay
 bash -c 'trap "" TERM; stay stubborn' &
 setsid bash -c 'stay session' &
 (setsid bash -c '(stay daemon) &' &)
@@ -42,23 +42,36 @@ from raycontrol.process import Run, start
 fields = json.loads(sys.argv[1])
 run = Run(**{**fields, "argv": tuple(fields["argv"])})
 async def own():
-    {before}
+    BEFORE
     process = await start(run)
     print(process.pid, flush=True)
-    {then}
+    THEN
 asyncio.run(own())
 """
 
 
 class Trees:
-    """Makes runs of one mark in one folder, and knows what is left of them."""
+    """Makes runs of one mark in one folder, and knows what is left of them.
+
+    Their programs write pids to watch into ``$PIDS``, and say how far they are with files in ``$FLAGS``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.mark = f"test-{uuid.uuid4().hex}.0"
         self.pids = folder / "pids"
         self.pids.mkdir()
-        self.environment = {"PATH": os.environ["PATH"], "PIDS": str(self.pids), "LANG": "C.UTF-8"}
+        self.flags = folder / "flags"
+        self.flags.mkdir()
+        os.mkfifo(self.flags / "never")
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "PIDS": str(self.pids),
+            "FLAGS": str(self.flags),
+            # A shell function that waits a moment without a child that a signal to the group would hit.
+            "BASH_FUNC_nap%%": "() { read -t 0.05 <> $FLAGS/never; }",
+        }
         self._runs = 0
 
     def run(
@@ -108,9 +121,15 @@ class Trees:
             for row in rows
             if row.alive and any(marks_of(row.pid).get(name, "").startswith(self.mark) for name in marks)
         ]
-        return ours + [
-            int(file.read_text()) for file in self.pids.iterdir() if alive(int(file.read_text() or 0))
-        ]
+        recorded = [int(file.read_text() or 0) for file in self.pids.iterdir()]
+        return ours + [pid for pid in recorded if alive(pid)]
+
+    async def flagged(self, name: str) -> None:
+        """Wait until a program has made the file ``$FLAGS/name``."""
+        await until((self.flags / name).exists, what=f"the flag {name}")
+
+    def flag(self, name: str) -> None:
+        (self.flags / name).touch()
 
 
 def marks_of(pid: int) -> dict[str, str]:
@@ -147,11 +166,9 @@ class Owner:
     def __init__(
         self, run: Run, then: str = "await process.gone()", before: str = "pass", user: int | None = None
     ) -> None:
-        import json
-
         fields = {name: getattr(run, name) for name in ("name", "argv", "cwd", "folder", "mark")}
         fields["env"] = dict(run.env)
-        code = OWNER.format(before=before, then=then)
+        code = OWNER.replace("BEFORE", before).replace("THEN", then)
         self.popen = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(fields)],
             cwd=ROOT,

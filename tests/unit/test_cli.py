@@ -151,7 +151,7 @@ def test_a_state_that_does_not_exist_is_a_usage_error_that_names_all_states() ->
 def test_logs_carry_prefixes_unless_one_instance_is_asked_for() -> None:
     shell = Shell(FakeClient(running_job()))
     assert shell("logs", "digits") == 0
-    assert shell.stdout == "[master-0] step 1\n[worker-0] step 1\n"
+    assert shell.stdout == "master-0 | step 1\nworker-0 | step 1\n"
     assert shell("logs", "digits", "--instance", "worker-0") == 0
     assert shell.stdout == "step 1\n"
     assert shell("logs", "digits", "--no-prefix", "--tail", "1") == 0
@@ -322,13 +322,12 @@ def test_run_follows_a_job_to_its_end() -> None:
     )
     shell = Shell(FakeClient(next_job=job))
     assert shell("run", "--", "true") == 0
-    assert shell.stdout == "[master-0] step 1\n[worker-0] step 1\n"
+    assert shell.stdout == "master-0 | step 1\nworker-0 | step 1\n"
     assert shell.stderr.splitlines() == [
         "[digits-ab12cd] submitted; if this command goes away, follow it with `raycontrol logs -f digits-ab12cd` "
         "or `raycontrol wait digits-ab12cd`",
         "[digits-ab12cd]   0.2 s  QUEUED  waits for 2 nodes with 1 CPU",
         "[digits-ab12cd]   3.4 s  RUNNING  2 instances on host-a, host-b",
-        "[digits-ab12cd]    1:05  SUCCEEDED  all exited 0",
         "[digits-ab12cd] SUCCEEDED (COMPLETED) after 1:05",
         "[digits-ab12cd] outputs: /data/out",
         "[digits-ab12cd] logs: raycontrol logs digits-ab12cd",
@@ -357,7 +356,7 @@ def test_run_as_json_prints_one_document_and_its_logs_beside_it() -> None:
     shell = Shell(FakeClient(next_job=job))
     assert shell("run", "--json", "--", "true") == 1
     assert json.loads(shell.stdout) == job.info().model_dump(mode="json")
-    assert "[worker-0] step 1\n" in shell.stderr
+    assert "worker-0 | step 1\n" in shell.stderr
 
 
 def test_a_run_without_a_cluster_starts_one_and_says_so() -> None:

@@ -67,7 +67,7 @@ def test_a_signal_asks_the_job_to_stop_and_the_run_ends_with_it(
 ) -> None:
     with running(tmp_path, "endless", "run", "--", "true") as command:
         command.says("RUNNING  2 instances on host-a, host-b")
-        command.says("[worker-0] step 1")
+        command.says("worker-0 | step 1")
         command.send(number)
         assert command.status() == 130
     assert (
@@ -135,7 +135,7 @@ def test_a_lost_cluster_ends_the_run_with_125(tmp_path: Path) -> None:
 
 def test_an_interrupt_of_wait_ends_it_quietly(tmp_path: Path) -> None:
     with running(tmp_path, "endless", "logs", "-f", "digits") as command:
-        command.says("[worker-0] step 1")
+        command.says("worker-0 | step 1")
         command.send(signal.SIGINT)
         assert command.status() == -signal.SIGINT
     assert command.stderr == ""

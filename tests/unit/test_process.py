@@ -12,7 +12,8 @@ import pytest
 
 from raycontrol import process
 from raycontrol.process import Exit, read_status, shell_argv, start
-from tests.unit.process_trees import Trees, alive, marks_of, output, parent, play, trees, until
+from tests.support import wait_until
+from tests.unit.process_trees import Owner, Trees, marks_of, output, parent, play, trees, until
 
 __all__ = ["trees"]
 
@@ -250,10 +251,10 @@ def test_the_owner_keeps_no_zombie_no_handle_and_no_signal_handler(trees: Trees)
     async def story() -> None:
         await (await start(trees.run("true"))).gone()  # whatever is made once is made
         handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(5):
             await (await start(trees.run("true"))).gone()
-        await until(lambda: len(os.listdir("/proc/self/fd")) == before, what="closed handles")
+        await until(lambda: len(list(Path("/proc/self/fd").iterdir())) == before, what="closed handles")
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
         assert handlers == {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -280,29 +281,27 @@ def test_it_works_in_the_event_loop_of_any_thread(trees: Trees):
 
 
 def test_a_run_whose_handle_was_dropped_goes_on(trees: Trees):
-    run = trees.run("read < $PIDS/go; exit 5")
-    os.mkfifo(trees.pids / "go")
+    run = trees.run("until [ -e $FLAGS/go ]; do nap; done; exit 5")
 
     async def story() -> None:
         await start(run)
         gc.collect()
-        await asyncio.to_thread((trees.pids / "go").write_text, "go\n")
+        trees.flag("go")
         assert (await until(lambda: read_status(run.folder))).code == 5
 
     play(story())
-    (trees.pids / "go").unlink()
 
 
 def test_a_signal_goes_to_the_main_processs_group(trees: Trees):
-    command = "trap 'echo usr1' USR1; bash -c 'trap \"echo child; exit 0\" USR1; touch $PIDS/0; while :; do sleep 0.05; done'"
+    child = "trap 'echo child; exit 0' USR1; touch $FLAGS/ready; while :; do nap; done"
 
     async def story() -> None:
-        run = trees.run(command)
+        run = trees.run(f'trap "echo main" USR1; bash -c "{child}"; echo $?')
         handle = await start(run)
-        await until((trees.pids / "0").exists)
+        await trees.flagged("ready")
         await handle.signal(signal.SIGUSR1)
-        assert await handle.gone() == await handle.wait()
-        assert sorted(output(run).split()) == ["child", "usr1"]
+        await handle.gone()
+        assert output(run) == "child\nmain\n0\n"
 
         handle = await start(trees.run("sleep 1000"))
         await handle.signal(signal.SIGHUP)
@@ -310,9 +309,7 @@ def test_a_signal_goes_to_the_main_processs_group(trees: Trees):
         assert (outcome.signal, outcome.sender) == (1, "raycontrol: signal 1")
         await handle.signal(signal.SIGHUP)
 
-    (trees.pids / "0").unlink(missing_ok=True)
     play(story())
-    (trees.pids / "0").unlink()
 
 
 def test_a_full_disk_stops_neither_the_program_nor_the_news(trees: Trees, tmp_path: Path):
@@ -351,8 +348,6 @@ def test_out_of_memory_is_told_from_other_kills_by_the_cgroups_count(trees: Tree
     except OSError:
         pytest.skip("needs root and the first version of memory cgroups, to make one with a limit")
     enter = f"open('{group}/cgroup.procs', 'w').write(str(os.getpid()))"
-    from tests.unit.process_trees import Owner
-
     hungry = Owner(
         trees.run("tail /dev/zero"), before=enter, then="print((await process.gone()).oom, flush=True)"
     )
@@ -364,10 +359,5 @@ def test_out_of_memory_is_told_from_other_kills_by_the_cgroups_count(trees: Tree
     finally:
         hungry.close()
         killed.close()
-        until_gone = lambda: not (group / "cgroup.procs").read_text()  # noqa: E731
-        play(until(until_gone, what="an empty cgroup"))
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), what="an empty cgroup")
         group.rmdir()
-
-
-def test_alive_tells_the_living(trees: Trees):
-    assert alive(os.getpid()) and not alive(2**22 + 1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,11 +39,11 @@ def user(request: pytest.FixtureRequest, trees: Trees) -> Iterator[int | None]:
         return
     if os.geteuid() != 0:
         pytest.skip("is unprivileged already")
-    for folder in (trees.folder, trees.pids):
+    for folder in (trees.folder, trees.pids, trees.flags):
         os.chown(folder, NOBODY, NOBODY)
     for folder in trees.folder.parents:
         if folder.stat().st_uid == os.geteuid() and folder.is_relative_to("/tmp") and folder.name:
-            os.chmod(folder, folder.stat().st_mode | 0o011)
+            folder.chmod(folder.stat().st_mode | 0o011)
     probe = subprocess.run(
         [sys.executable, "-c", f"import raycontrol, os; os.listdir({str(trees.pids)!r})"],
         user=NOBODY,
@@ -77,16 +78,13 @@ def test_a_killed_owner_takes_the_whole_tree_with_it_at_once(trees: Trees, user:
 )
 def test_an_owner_that_ends_in_any_way_takes_the_tree_with_it(trees: Trees, then: str):
     run = trees.run(FAMILY + "wait")
-    held = "await asyncio.to_thread(sys.stdin.readline)"
-    owner = Owner(run, then=f"os.set_blocking(0, True); {then}" if held is None else then)
+    owner = Owner(run, then=then)
     try:
         owner.popen.wait(30)
         wait_until(lambda: not trees.left(), 10, "the end of everything")
         assert read_status(run.folder).signal == signal.SIGKILL
     finally:
         owner.close()
-    for file in trees.pids.iterdir():
-        file.unlink()
 
 
 def test_an_owner_that_is_killed_at_any_moment_of_the_start_leaves_nothing(trees: Trees):
@@ -97,8 +95,6 @@ def test_an_owner_that_is_killed_at_any_moment_of_the_start_leaves_nothing(trees
         owner.popen.wait(60)
         owner.close()
     wait_until(lambda: not trees.left(), 10, "the end of everything")
-    for file in trees.pids.iterdir():
-        file.unlink()
 
 
 def test_a_copy_of_the_owners_handles_in_another_process_does_not_keep_a_tree_alive(trees: Trees):
@@ -139,10 +135,10 @@ def test_a_killed_supervisor_is_noticed_and_its_tree_swept(trees: Trees):
 
 
 def test_a_supervisor_killed_after_the_main_process_changes_no_outcome(trees: Trees):
+    stubborn = "trap '' TERM; touch $FLAGS/ready; while :; do sleep 1000; done"
+
     async def story() -> None:
-        run = trees.run(
-            "setsid bash -c 'trap \"\" TERM; echo $PPID; touch $PIDS/0; sleep 1000; sleep 1000' & until [ -e $PIDS/0 ]; do sleep 0.01; done; exit 3"
-        )
+        run = trees.run(f'setsid bash -c "{stubborn}" & until [ -e $FLAGS/ready ]; do nap; done; exit 3')
         handle = await start(run)
         above = parent(handle.pid)
         outcome = await handle.wait()
@@ -153,12 +149,11 @@ def test_a_supervisor_killed_after_the_main_process_changes_no_outcome(trees: Tr
         assert marked(trees.mark) == []
 
     play(story())
-    (trees.pids / "0").unlink()
 
 
 def test_what_hides_its_mark_in_a_swept_session_is_swept_too(trees: Trees):
     """As programs do that write a title over their environment."""
-    hidden = "env -i bash -c 'echo $$ > '$PIDS'/hidden; while :; do sleep 1000; done' & wait"
+    hidden = "env -i PIDS=$PIDS bash -c 'echo $$ > $PIDS/hidden; while :; do sleep 1000; done' & wait"
 
     async def story() -> None:
         handle = await start(trees.run(f"({hidden}) & wait"))
@@ -303,7 +298,9 @@ def test_a_child_sheds_what_a_ray_worker_hands_down(trees: Trees, user: int | No
 def test_a_supervisor_is_a_worse_victim_than_its_job(trees: Trees):
     async def story() -> None:
         handle = await start(trees.run("sleep 1000"))
-        scores = [int(open(f"/proc/{pid}/oom_score_adj").read()) for pid in (parent(handle.pid), handle.pid)]
+        scores = [
+            int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (parent(handle.pid), handle.pid)
+        ]
         assert scores[0] <= scores[1] == 0
         await handle.kill("the test is over")
 

@@ -30,32 +30,30 @@ def test_a_stop_ends_a_polite_program_at_once_and_names_who_asked(trees: Trees):
 
 def test_a_program_that_ends_itself_on_term_keeps_its_code(trees: Trees):
     async def story() -> None:
-        handle = await start(trees.run("trap 'exit 0' TERM; touch $PIDS/0; while :; do sleep 0.05; done"))
-        await until((trees.pids / "0").exists)
+        handle = await start(trees.run("trap 'exit 0' TERM; touch $FLAGS/ready; while :; do nap; done"))
+        await trees.flagged("ready")
         outcome = await handle.stop(40, "time is over")
         assert (outcome.code, outcome.signal, outcome.sender) == (0, None, "raycontrol: time is over")
 
     play(story())
-    (trees.pids / "0").unlink()
 
 
 def test_a_program_that_ignores_term_is_killed_after_the_grace(trees: Trees):
     async def story() -> None:
-        handle = await start(trees.run("trap '' TERM; touch $PIDS/0; while :; do sleep 1000; done"))
-        await until((trees.pids / "0").exists)
+        handle = await start(trees.run("trap '' TERM; touch $FLAGS/ready; while :; do sleep 1000; done"))
+        await trees.flagged("ready")
         begin = time.monotonic()
         outcome = await handle.stop(0.5, "enough")
         assert 0.5 <= time.monotonic() - begin < 10
         assert (outcome.signal, outcome.sender) == (signal.SIGKILL, "raycontrol: enough")
 
     play(story())
-    (trees.pids / "0").unlink()
 
 
 def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(trees: Trees):
     async def story() -> None:
-        handle = await start(trees.run("trap '' TERM; touch $PIDS/0; while :; do sleep 1000; done"))
-        await until((trees.pids / "0").exists)
+        handle = await start(trees.run("trap '' TERM; touch $FLAGS/ready; while :; do sleep 1000; done"))
+        await trees.flagged("ready")
         first = asyncio.create_task(handle.stop(600, "a peer failed"))
         await asyncio.sleep(0)
         second = asyncio.create_task(handle.stop(0.3, "the user insists"))
@@ -65,7 +63,6 @@ def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(trees: Trees):
         assert {outcome.sender for outcome in outcomes} == {"raycontrol: the user insists"}
 
     play(story())
-    (trees.pids / "0").unlink()
 
 
 def test_a_stopped_program_can_be_stopped(trees: Trees):
@@ -100,72 +97,60 @@ def test_every_process_of_a_tree_is_gone_after_a_kill(trees: Trees):
 
 
 def test_children_of_a_shell_get_the_signal_once_and_the_whole_grace_though_the_shell_is_gone(trees: Trees):
-    child = "trap 'echo TERM; n=$((n+1))' TERM; touch $PIDS/0; until [ -e $PIDS/1 ]; do sleep 0.05; done; echo saved $n"
+    child = trees.folder / "child.sh"
+    child.write_text(
+        "trap 'echo TERM; n=$((n+1))' TERM; touch $FLAGS/ready\n"
+        "until [ -e $FLAGS/saved ]; do nap; done; echo saved after $n\n"
+    )
 
     async def story() -> None:
-        run = trees.run(
-            f"bash -c {child!r}; exit 1".replace("'", '"').replace(
-                '"echo TERM; n=$((n+1))"', "'echo TERM; n=$((n+1))'"
-            )
-        )
-        return run
-
-    script = trees.folder / "child.sh"
-    script.write_text(child)
-
-    async def told_once() -> None:
-        run = trees.run(f"bash {script}; exit 1")
+        run = trees.run(f"bash {child}; exit 1")
         handle = await start(run)
-        await until((trees.pids / "0").exists)
+        await trees.flagged("ready")
         ending = asyncio.create_task(handle.stop(30, "now"))
         assert (await handle.wait()).signal == signal.SIGTERM
         await until(lambda: "TERM" in output(run))
-        (trees.pids / "1").touch()
+        trees.flag("saved")
         await ending
-        assert output(run) == "TERM\nsaved 1\n"
+        assert output(run) == "TERM\nsaved after 1\n"
 
-    play(told_once())
-    for name in ("0", "1"):
-        (trees.pids / name).unlink()
+    play(story())
 
 
 def test_a_program_in_a_session_of_its_own_hears_only_its_parent(trees: Trees):
     """As torchrun's workers: their parent passes the signal on in its own way and at its own time."""
     worker = trees.folder / "worker.sh"
     worker.write_text(
-        "trap 'echo TERM; n=$((n+1))' TERM; touch $PIDS/0; until [ -e $PIDS/1 ]; do sleep 0.05; done; echo worker $n"
+        "trap 'echo TERM; n=$((n+1))' TERM; touch $FLAGS/ready\n"
+        "until [ -e $FLAGS/saved ]; do nap; done; echo saved after $n\n"
     )
     launcher = trees.folder / "launcher.sh"
     launcher.write_text(
-        f"trap 'touch $PIDS/2; kill -TERM $!' TERM\nsetsid bash {worker} &\nuntil [ -e $PIDS/1 ]; do sleep 0.05; done; wait\n"
+        f"setsid bash {worker} & trap 'kill -TERM $!' TERM\nuntil [ -e $FLAGS/saved ]; do nap; done; wait\n"
     )
 
     async def story() -> None:
         run = trees.run(("bash", str(launcher)))
         handle = await start(run)
-        await until((trees.pids / "0").exists)
+        await trees.flagged("ready")
         ending = asyncio.create_task(handle.stop(30, "now"))
         await until(lambda: "TERM" in output(run))
-        (trees.pids / "1").touch()
+        trees.flag("saved")
         assert (await ending).code == 0
-        assert output(run) == "TERM\nworker 1\n"
+        assert output(run) == "TERM\nsaved after 1\n"
 
     play(story())
-    for name in ("0", "1", "2"):
-        (trees.pids / name).unlink()
 
 
 def test_what_a_main_process_leaves_behind_is_asked_and_then_killed(trees: Trees):
-    polite = "trap 'echo bye; exit' TERM; touch $PIDS/0; while :; do sleep 0.05; done"
+    polite = "trap 'echo bye; exit' TERM; touch $FLAGS/ready; while :; do nap; done"
 
     async def story() -> None:
-        run = trees.run(
-            f'{FAMILY} setsid bash -c "{polite}" & until [ -e $PIDS/0 ]; do sleep 0.05; done; read < $PIDS/go; exit 6'
-        )
-        os.mkfifo(trees.folder / "go")
+        run = trees.run(f'{FAMILY} setsid bash -c "{polite}" & until [ -e $FLAGS/go ]; do nap; done; exit 6')
         handle = await start(run)
         pids = await asyncio.to_thread(trees.recorded, *FAMILY_NAMES)
-        await asyncio.to_thread((trees.folder / "go").write_text, "go\n")
+        await trees.flagged("ready")
+        trees.flag("go")
         outcome = await handle.wait()
         ended = time.monotonic()
         assert (outcome.code, outcome.sender) == (6, None)
@@ -174,38 +159,35 @@ def test_what_a_main_process_leaves_behind_is_asked_and_then_killed(trees: Trees
         assert "bye" in output(run)
         assert [name for name, pid in pids.items() if alive(pid)] == []
 
-    trees.environment["PIDS"] = str(trees.pids)
-    (trees.pids / "go").symlink_to(trees.folder / "go")
     play(story())
-    for name in ("0", "go"):
-        (trees.pids / name).unlink()
 
 
 def test_a_kill_while_leftovers_end_is_obeyed_at_once_and_changes_no_outcome(trees: Trees):
+    stubborn = "trap '' TERM; touch $FLAGS/ready; while :; do sleep 1000; done"
+
     async def story() -> None:
         handle = await start(
-            trees.run(
-                "bash -c 'trap \"\" TERM; touch $PIDS/0; while :; do sleep 1000; done' & until [ -e $PIDS/0 ]; do sleep 0.01; done"
-            )
+            trees.run(f'bash -c "{stubborn}" & until [ -e $FLAGS/ready ]; do nap; done; exit 0')
         )
         outcome = await handle.wait()
+        begin = time.monotonic()
         assert await handle.kill("now") == outcome
+        assert time.monotonic() - begin < 1.5
         assert (outcome.code, outcome.sender) == (0, None)
 
     play(story())
-    (trees.pids / "0").unlink()
 
 
 def test_a_program_that_restarts_what_dies_is_killed_all_the_same(trees: Trees):
-    respawning = "while :; do (bash -c 'while :; do sleep 0.01; done') & sleep 0.01; done"
+    """Four shells that ignore SIGTERM, each starting a process of a short life every 10 ms or so."""
+    restarting = trees.folder / "restarting.sh"
+    restarting.write_text(
+        "trap '' TERM\nwhile :; do (for i in {1..20}; do nap; done) & read -t 0.01 <> $FLAGS/never; done\n"
+    )
 
     async def story() -> None:
         handle = await start(
-            trees.run(
-                f"trap '' TERM; for i in 1 2 3 4; do setsid bash -c {respawning!r} & done; wait".replace(
-                    '"', "'"
-                )
-            )
+            trees.run(f"trap '' TERM; for i in 1 2 3 4; do setsid bash {restarting} & done; wait")
         )
         await until(lambda: len(marked(trees.mark)) > 30)
         await handle.stop(0.2, "now")
@@ -224,9 +206,6 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(trees: Trees):
             assert (await handle.kill("now")).sender == "raycontrol: now"
 
     play(story())
-    for file in trees.pids.iterdir():
-        if not file.read_text().strip() or file.suffix == ".new":
-            file.unlink()
 
 
 def test_a_cancelled_wait_leaves_the_run_and_the_other_waits_alone(trees: Trees):

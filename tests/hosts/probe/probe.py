@@ -20,7 +20,11 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
+
+Document = dict[str, Any]
 
 SIOCGIFADDR = 0x8915
 
@@ -32,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     slots = int(os.environ["RAYCONTROL_SLOTS"])
     inherited = descriptors()
-    children = [fork(lambda local=local: process(local, inherited, arguments)) for local in range(1, slots)]
+    children = [fork(partial(process, local, inherited, arguments)) for local in range(1, slots)]
     process(0, inherited, arguments)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     sys.exit(max(map(abs, codes), default=0))
@@ -64,14 +68,14 @@ def process(local: int, inherited: list[str], arguments: argparse.Namespace) -> 
     os.write(1, f"PROBE {text}\n".encode())
 
 
-def name_of(document: dict[str, object]) -> str:
+def name_of(document: Document) -> str:
     return f"{document['index']}-{document['local']}"
 
 
 # -- what is around
 
 
-def surroundings(local: int, inherited: list[str]) -> dict[str, object]:
+def surroundings(local: int, inherited: list[str]) -> Document:
     return {
         "index": int(os.environ["INDEX"]),
         "local": local,
@@ -143,7 +147,7 @@ def umask() -> int:
 # -- the others
 
 
-def meet(document: dict[str, object], deadline: float) -> None:
+def meet(document: Document, deadline: float) -> None:
     """Fill in ``bound`` (on the first process of INDEX 0), ``seen`` (who was there) and ``reached`` (whom we could connect to)."""
     here = os.environ["NODE_LIST"].split(",")[int(os.environ["INDEX"])].rsplit(":", 1)[0]
     with socket.create_server(("", 0), backlog=256) as mine:
@@ -154,7 +158,7 @@ def meet(document: dict[str, object], deadline: float) -> None:
             follow(document, card, deadline)
 
 
-def lead(document: dict[str, object], card: dict[str, object], deadline: float) -> None:
+def lead(document: Document, card: Document, deadline: float) -> None:
     total = int(os.environ["RAYCONTROL_NP"])
     with socket.create_server(("", int(os.environ["MASTER_PORT"])), backlog=256) as server:
         document["bound"] = True
@@ -177,7 +181,7 @@ def lead(document: dict[str, object], card: dict[str, object], deadline: float) 
             say(stream, "all done")
 
 
-def follow(document: dict[str, object], card: dict[str, object], deadline: float) -> None:
+def follow(document: Document, card: Document, deadline: float) -> None:
     document["bound"] = False
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     with connected(address, deadline).makefile("rw") as stream:
@@ -187,13 +191,13 @@ def follow(document: dict[str, object], card: dict[str, object], deadline: float
         stream.readline()
 
 
-def reach(document: dict[str, object], cards: list[dict[str, object]], deadline: float) -> None:
+def reach(document: Document, cards: list[Document], deadline: float) -> None:
     document["seen"] = sorted(str(card["name"]) for card in cards)
     document["reached"] = []
     for card in cards:
-        host, port = card["address"]  # type: ignore[misc]
+        host, port = card["address"]
         connected((host, port), deadline).close()
-        document["reached"].append(card["name"])  # type: ignore[attr-defined]
+        document["reached"].append(card["name"])
 
 
 def connected(address: tuple[str, int], deadline: float) -> socket.socket:
@@ -209,9 +213,9 @@ def connected(address: tuple[str, int], deadline: float) -> socket.socket:
             return connection
 
 
-def say(stream: object, value: object) -> None:
-    stream.write(json.dumps(value) + "\n")  # type: ignore[attr-defined]
-    stream.flush()  # type: ignore[attr-defined]
+def say(stream: TextIO, value: object) -> None:
+    stream.write(json.dumps(value) + "\n")
+    stream.flush()
 
 
 if __name__ == "__main__":
