@@ -45,7 +45,7 @@ from raycontrol.lifecycle import (
 from raycontrol.plan import Orders, orders
 from raycontrol.retention import expired
 from raycontrol.spec import JobSpec, members
-from raycontrol.status import Event, JobInfo, JobState, Note, Reason
+from raycontrol.status import Event, JobInfo, JobState, Note
 from raycontrol.store import Change, Lease, Store
 from raycontrol.version import __version__
 
@@ -131,13 +131,18 @@ class Controller:
     """One per cluster. Public methods are what clients and instances call; times come from ``clock`` (epoch seconds)."""
 
     def __init__(
-        self, home: str, name: str, cluster: Cluster, clock: Callable[[], float] = time.time
+        self,
+        home: str,
+        name: str,
+        cluster: Cluster,
+        clock: Callable[[], float] = time.time,
+        limits: Limits | None = None,
     ) -> None:
         self._home = Path(home)
         self._name = name
         self._cluster = cluster
         self._clock = clock
-        self._limits = limits
+        self._limits = limits or Limits()
         self._store: Store | None = None
         self._lease: Lease | None = None
         self._jobs: dict[str, Job] = {}
@@ -484,16 +489,18 @@ class Controller:
 
     async def _hold_lease(self) -> None:
         while True:
-            lease = self._lease
-            assert lease is not None
             try:
-                await self._in_thread(lambda: self._open_store.heartbeat(lease, self._clock()))
+                await self._in_thread(self._renew_lease)
             except StoreOwned:
                 log.critical("another controller has taken this cluster's jobs over; ending")
                 os._exit(1)
             except StoreError:
                 log.exception("the lease could not be renewed; trying again")
             await asyncio.sleep(LEASE_BEAT_S)
+
+    def _renew_lease(self) -> None:
+        assert self._lease is not None
+        self._open_store.heartbeat(self._lease, self._clock())
 
     async def _care_for_nodes(self) -> None:
         while True:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -195,7 +194,7 @@ class Instance:
                 name=run.name,
                 argv=process.shell_argv(run.command, run.pipefail),
                 env=environment,
-                cwd=os.path.join(facts.code_dir, os.path.expanduser(run.cwd)) if run.cwd else facts.code_dir,
+                cwd=str(Path(facts.code_dir) / Path(run.cwd or ".").expanduser()),
                 folder=str(self._folder / run.name),
                 mark=self._identity.attempt_id,
             )

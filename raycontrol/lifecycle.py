@@ -15,7 +15,7 @@ that died between storing and acting finds the same commands again in ``resume``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from raycontrol import backends
@@ -47,6 +47,9 @@ FINAL_STATE = {
     Reason.STOP_REQUESTED: JobState.STOPPED,
 }
 """Reasons that do not end as FAILED."""
+
+STOPPED = "stopped: "
+"""How the note of an instance begins that was stopped because of something else."""
 
 
 @dataclass(frozen=True)
@@ -299,12 +302,12 @@ class CarryOutStage:
 
 @dataclass(frozen=True)
 class StopInstance:
-    """TERM, ``grace_s`` seconds, KILL; then ship what is left and report closed."""
+    """TERM, ``grace_s`` seconds, KILL; then ship what is left and report closed. Not commanded again for a better ``why``."""
 
     attempt_id: str
     instance: str
     grace_s: float
-    why: str
+    why: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -328,7 +331,7 @@ class Step(NamedTuple):
 
 def advance(job: Job, event: JobEvent) -> Step:
     """Return what ``event`` makes of ``job``. Late, repeated and foreign news changes nothing."""
-    if job.state.terminal or getattr(event, "attempt_id", job.attempt_id) != job.attempt_id:
+    if job.state.terminal or not _concerns(job, event):
         return Step(job)
     notes: list[Note] = []
     after = job
@@ -523,7 +526,8 @@ def _lost(job: Job, event: InstanceLost) -> Change:
 
 
 def _released(job: Job, event: NodesReleased) -> Change:
-    if job.state is not JobState.STOPPING or job.after is None:
+    nothing_left = all(item.closed for item in job.instances)
+    if job.state is not JobState.STOPPING or job.after is None or not nothing_left:
         return None
     if job.after is JobState.QUEUED:
         queued = _enter(job, JobState.QUEUED, Reason.WAITING, event.at)
@@ -625,6 +629,14 @@ def _decided(job: Job) -> bool:
 # Helpers.
 
 
+def _concerns(job: Job, event: JobEvent) -> bool:
+    """Whether the event speaks of the current reservation and, where it names an instance, of one that is there."""
+    name = getattr(event, "instance", None)
+    return getattr(event, "attempt_id", job.attempt_id) == job.attempt_id and (
+        name is None or any(item.name == name for item in job.instances)
+    )
+
+
 def _enter(job: Job, state: JobState, reason: Reason, at: float) -> Job:
     return replace(job, state=state, reason=reason, since=at)
 
@@ -645,7 +657,7 @@ def _stop(job: Job, at: float, verdict: Verdict, because: str) -> tuple[Job, str
     instances = tuple(
         item
         if item.state.ended
-        else replace(item, state=state, closed=nothing_runs, note=f"stopped: {because}")
+        else replace(item, state=state, closed=nothing_runs, note=f"{STOPPED}{because}")
         for item in job.instances
     )
     stopping = _enter(replace(job, instances=instances), JobState.STOPPING, verdict.reason, at)
@@ -694,8 +706,19 @@ def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     """Let the verdict name another instance if that one failed by itself before the one that reported first."""
     by_itself = not ended.ok and ended.sender is None and job.failed_at is not None
     if by_itself and job.failed_at is not None and ended.at < job.failed_at:
-        return replace(job, verdict=_verdict(instance, ended), failed_at=ended.at)
+        verdict = _verdict(instance, ended)
+        job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
+        return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
     return job
+
+
+def _mark_peers(job: Job, because: str) -> Job:
+    """Say anew why those were stopped that were."""
+    instances = tuple(
+        replace(item, note=f"{STOPPED}{because}") if (item.note or "").startswith(STOPPED) else item
+        for item in job.instances
+    )
+    return replace(job, instances=instances)
 
 
 def _verdict(instance: Instance, ended: Ended) -> Verdict:
@@ -741,7 +764,7 @@ def _hint(ended: Ended) -> str | None:
         return "the command was not found: is it installed in this environment, or in `working_dir`?"
     if ended.code == 126:
         return "the command is not executable: `chmod +x` it, or call its interpreter"
-    if ended.code == 137 or ended.signal == 9:
+    if ended.code == 137 or (ended.signal == 9 and ended.sender is None):
         return "SIGKILL from outside: often the kernel's or the container's memory limit; see `dmesg` on the node"
     return None
 
@@ -757,8 +780,11 @@ def _timeout_verdict(job: Job) -> Verdict:
         case JobState.RUNNING:
             return Verdict(reason=Reason.RUN_TIMEOUT, summary=f"ran longer than run_s = {limits.run_s:g} s")
         case _:
+            preparing = job.state is JobState.PREPARING
             waiting = ", ".join(
-                item.name for item in job.instances if item.facts is None or item.passed < job.stage
+                item.name
+                for item in job.instances
+                if (item.facts is None if preparing else item.passed < job.stage)
             )
             summary = f"{job.state} took too long; no word from {waiting}"
             return Verdict(reason=Reason.START_TIMEOUT, summary=summary)

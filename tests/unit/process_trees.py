@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from tests.support import wait_until
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-NOBODY = 65534
 
 # One process of each kind that a program can leave behind; each writes its pid into a file of the folder $PIDS.
 FAMILY = """
@@ -30,7 +29,7 @@ export -f stay
 bash -c 'trap "" TERM; stay stubborn' &
 setsid bash -c 'stay session' &
 (setsid bash -c '(stay daemon) &' &)
-(env -i PIDS=$PIDS setsid bash -c 'echo $$ > $PIDS/unmarked; while :; do sleep 1000; done' &)
+(env -i PIDS=$PIDS setsid bash -c 'echo $$ > $PIDS/unmarked; exec sleep 1000' &)
 bash -c 'bash -c "stay grandchild" & wait' &
 """
 FAMILY_NAMES = ("stubborn", "session", "daemon", "unmarked", "grandchild")
@@ -112,17 +111,17 @@ class Trees:
         )
         return {file.name: int(file.read_text()) for file in files}
 
-    def left(self) -> list[int]:
-        """Pids of this mark's processes and supervisors, and of recorded ones that live."""
-        marks = (process.MARK, process.SUPERVISOR_MARK)
-        rows = supervisor.table().values()
-        ours = [
-            row.pid
-            for row in rows
-            if row.alive and any(marks_of(row.pid).get(name, "").startswith(self.mark) for name in marks)
-        ]
-        recorded = [int(file.read_text() or 0) for file in self.pids.iterdir()]
-        return ours + [pid for pid in recorded if alive(pid)]
+    def living(self, pids: Mapping[str, int]) -> list[str]:
+        """The names of those that live. A pid may be another program's by now, so ours are known by ``$PIDS``."""
+        return [name for name, pid in pids.items() if marks_of(pid).get("PIDS") == str(self.pids)]
+
+    def left(self) -> list[supervisor.Entry]:
+        """Living processes of our trees, and their supervisors."""
+        return [row for row in supervisor.table().values() if row.alive and self._is_ours(marks_of(row.pid))]
+
+    def _is_ours(self, environ: Mapping[str, str]) -> bool:
+        marks = (environ.get(name, "") for name in (process.MARK, process.SUPERVISOR_MARK))
+        return environ.get("PIDS") == str(self.pids) or any(mark.startswith(self.mark) for mark in marks)
 
     async def flagged(self, name: str) -> None:
         """Wait until a program has made the file ``$FLAGS/name``."""
@@ -161,21 +160,23 @@ async def until(condition: Any, timeout_s: float = 20, what: str = "the conditio
 
 
 class Owner:
-    """Another program that owns a run; ``then`` is what it does after the start, ``before`` before it."""
+    """Another program that owns a run; ``then`` is what it does after the start, ``before`` before it.
+
+    ``prefix`` is a command that executes it in another way, such as ``setpriv``.
+    """
 
     def __init__(
-        self, run: Run, then: str = "await process.gone()", before: str = "pass", user: int | None = None
+        self,
+        run: Run,
+        then: str = "await process.gone()",
+        before: str = "pass",
+        prefix: Sequence[str] = (),
     ) -> None:
         fields = {name: getattr(run, name) for name in ("name", "argv", "cwd", "folder", "mark")}
         fields["env"] = dict(run.env)
         code = OWNER.replace("BEFORE", before).replace("THEN", then)
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(fields)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            user=user,
-            group=user,
-            extra_groups=[] if user is not None else None,
+            [*prefix, sys.executable, "-c", code, json.dumps(fields)], cwd=ROOT, stdout=subprocess.PIPE
         )
 
     def main_pid(self) -> int:
@@ -202,8 +203,8 @@ def fresh_trees(folder: Path) -> Iterator[Trees]:
         yield trees
         wait_until(lambda: not trees.left(), 10, "the end of all processes")
     finally:
-        for pid in trees.left():
-            os.kill(pid, signal.SIGKILL)
+        for row in trees.left():
+            supervisor.send(row, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from tests.support import wait_until
 from tests.unit.process_trees import (
     FAMILY,
     FAMILY_NAMES,
-    NOBODY,
     Owner,
     Trees,
     alive,
@@ -31,39 +30,32 @@ from tests.unit.process_trees import (
 __all__ = ["trees"]
 
 
-@pytest.fixture(params=["as this user", "as an unprivileged user"])
-def user(request: pytest.FixtureRequest, trees: Trees) -> Iterator[int | None]:
-    """None, or the id of an unprivileged user that may write into the test's folder."""
-    if request.param == "as this user":
-        yield None
-        return
-    if os.geteuid() != 0:
-        pytest.skip("is unprivileged already")
-    for folder in (trees.folder, trees.pids, trees.flags):
-        os.chown(folder, NOBODY, NOBODY)
-    for folder in trees.folder.parents:
-        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to("/tmp") and folder.name:
-            folder.chmod(folder.stat().st_mode | 0o011)
-    probe = subprocess.run(
-        [sys.executable, "-c", f"import raycontrol, os; os.listdir({str(trees.pids)!r})"],
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        capture_output=True,
-    )
-    if probe.returncode:
-        pytest.skip(f"another user cannot run {sys.executable}")
-    yield NOBODY
+ANOTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 
 
-def test_a_killed_owner_takes_the_whole_tree_with_it_at_once(trees: Trees, user: int | None):
+@pytest.fixture(params=["privileged", "unprivileged"])
+def prefix(request: pytest.FixtureRequest, trees: Trees) -> tuple[str, ...]:
+    """What runs an owner with our rights, or without any: as another user if that one may run our Python."""
+    if request.param == "privileged":
+        return ()
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv, to give up rights")
+    for folder in (trees.folder, trees.pids, trees.flags, trees.flags / "never"):
+        os.chown(folder, 65534, 65534)
+    again = f"import subprocess, os; os.listdir({str(trees.pids)!r}); subprocess.run([{sys.executable!r}, '-c', ''], check=True)"
+    probe = subprocess.run([*ANOTHER_USER, sys.executable, "-c", again], capture_output=True, cwd="/")
+    return NO_CAPABILITIES if probe.returncode else ANOTHER_USER
+
+
+def test_a_killed_owner_takes_the_whole_tree_with_it_at_once(trees: Trees, prefix: tuple[str, ...]):
     run = trees.run(FAMILY + "trap '' TERM; wait; wait")
-    owner = Owner(run, user=user)
+    owner = Owner(run, prefix=prefix)
     try:
         owner.main_pid()
         pids = trees.recorded(*FAMILY_NAMES)
         owner.kill()
-        wait_until(lambda: not any(alive(pid) for pid in pids.values()), 10, "the end of the family")
+        wait_until(lambda: not trees.living(pids), 10, "the end of the family")
         wait_until(lambda: not trees.left(), 10, "the end of the supervisor")
         outcome = read_status(run.folder)
         assert (outcome.code, outcome.signal) == (None, signal.SIGKILL)
@@ -126,7 +118,7 @@ def test_a_killed_supervisor_is_noticed_and_its_tree_swept(trees: Trees):
         outcome = await handle.gone()
         assert (outcome.code, outcome.signal, outcome.error) == (None, 9, "its supervisor was killed")
         assert read_status(run.folder) == outcome == await handle.wait()
-        assert [name for name, pid in pids.items() if alive(pid)] == []
+        assert trees.living(pids) == []
         os.kill(
             unmarked, signal.SIGKILL
         )  # the one that nobody can know: no mark, session, parent or supervisor
@@ -166,8 +158,8 @@ def test_what_hides_its_mark_in_a_swept_session_is_swept_too(trees: Trees):
     play(story())
 
 
-def test_a_sweep_ends_what_a_killed_owner_and_a_killed_supervisor_left(trees: Trees, user: int | None):
-    owner = Owner(trees.run(FAMILY + "trap '' TERM; wait; wait"), user=user)
+def test_a_sweep_ends_what_a_killed_owner_and_a_killed_supervisor_left(trees: Trees, prefix: tuple[str, ...]):
+    owner = Owner(trees.run(FAMILY + "trap '' TERM; wait; wait"), prefix=prefix)
     try:
         above = parent(owner.main_pid())
         pids = trees.recorded(*FAMILY_NAMES)
@@ -179,7 +171,7 @@ def test_a_sweep_ends_what_a_killed_owner_and_a_killed_supervisor_left(trees: Tr
         assert marked(trees.mark) == []
         assert sweep(trees.mark) == 0
         os.kill(pids.pop("unmarked"), signal.SIGKILL)
-        assert [name for name, pid in pids.items() if alive(pid)] == []
+        assert trees.living(pids) == []
     finally:
         owner.close()
 
@@ -268,31 +260,30 @@ INHERITED = (
 )
 
 
-def test_a_child_sheds_what_a_ray_worker_hands_down(trees: Trees, user: int | None):
+def test_a_child_sheds_what_a_ray_worker_hands_down(trees: Trees, prefix: tuple[str, ...]):
     look = (
-        "grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status; echo oom $(cat /proc/self/oom_score_adj); umask; ls /proc/$$/fd | xargs echo fds;"
+        "grep -E '^Sig(Blk|Ign)' /proc/self/status; echo oom $(cat /proc/self/oom_score_adj); umask; ls /proc/$$/fd | xargs echo fds;"
         " echo lock $(ulimit -Sl) $(ulimit -Hl); ps -o ni= -p $$ 2>/dev/null || nice; readlink /proc/$$/fd/0; cut -d' ' -f1,5,6,7 /proc/$$/stat"
     )
     run = trees.run(look)
-    owner = Owner(run, before=INHERITED, user=user)
+    owner = Owner(run, before=INHERITED, prefix=prefix)
     try:
         pid = owner.main_pid()
         wait_until(lambda: read_status(run.folder), 10, "the outcome")
     finally:
         owner.close()
     lines = [" ".join(line.split()) for line in output(run).splitlines()]
-    locked = lines[6].split()
-    assert lines[:6] == [
+    locked = lines[5].split()
+    assert lines[:5] == [
         f"SigBlk: {0:016x}",
         f"SigIgn: {0:016x}",
-        f"SigCgt: {0:016x}",
         "oom 0",
         "0022",
         "fds 0 1 2",
     ]
     assert locked[0] == "lock" and locked[1] == locked[2]
-    assert lines[7] == ("15" if user or os.geteuid() else "0")
-    assert lines[8:] == ["/dev/null", f"{pid} {pid} {pid} 0"]
+    assert lines[6] == ("15" if prefix or os.geteuid() else "0")
+    assert lines[7:] == ["/dev/null", f"{pid} {pid} {pid} 0"]
 
 
 def test_a_supervisor_is_a_worse_victim_than_its_job(trees: Trees):

@@ -80,7 +80,7 @@ def test_every_process_of_a_tree_is_gone_after_a_stop(trees: Trees):
         pids = await asyncio.to_thread(trees.recorded, *FAMILY_NAMES)
         outcome = await handle.stop(0.5, "now")
         assert outcome.signal == signal.SIGTERM
-        assert [name for name, pid in pids.items() if alive(pid)] == []
+        assert trees.living(pids) == []
 
     play(story())
 
@@ -91,7 +91,7 @@ def test_every_process_of_a_tree_is_gone_after_a_kill(trees: Trees):
         pids = await asyncio.to_thread(trees.recorded, *FAMILY_NAMES)
         outcome = await handle.kill("now")
         assert (outcome.signal, outcome.sender) == (signal.SIGKILL, "raycontrol: now")
-        assert [name for name, pid in pids.items() if alive(pid)] == []
+        assert trees.living(pids) == []
 
     play(story())
 
@@ -157,7 +157,7 @@ def test_what_a_main_process_leaves_behind_is_asked_and_then_killed(trees: Trees
         assert await handle.gone() == outcome
         assert 1.5 < time.monotonic() - ended < 10
         assert "bye" in output(run)
-        assert [name for name, pid in pids.items() if alive(pid)] == []
+        assert trees.living(pids) == []
 
     play(story())
 
