@@ -172,7 +172,7 @@ class Client:
         return StoreReader(self._settings.home_path)
 
     def _pack(self, folder: str, tell: Progress) -> Package:
-        package = pack(folder, self._settings.package_cap_bytes)
+        package = pack(folder, self._settings.package_cap_bytes, leave_out=[self._settings.home_path])
         tell(f"packed {folder}: {package.files} files, {package.size / 2**20:.1f} MiB")
         for warning in package.warnings:
             tell(f"warning: {warning}")

@@ -335,12 +335,13 @@ def advance(job: Job, event: JobEvent) -> Step:
         return Step(job)
     notes: list[Note] = []
     after = job
-    decide = _DECIDERS[type(event)]
-    changed = decide(job, event)
+    about: str | None = getattr(event, "instance", None)
+    changed = _DECIDERS[type(event)](job, event)
     while changed is not None:
         after, message = changed
         if message:
-            notes.append(_note(after, event, message))
+            notes.append(_note(after, event, message, about))
+        about = None  # what follows by itself concerns the whole job
         changed = _settle(after, event.at)
     known = duties(job)
     return Step(after, tuple(command for command in duties(after) if command not in known), tuple(notes))
@@ -617,7 +618,7 @@ def _next_stage(job: Job, at: float) -> Change:
     instances = tuple(
         item if item.state.ended else replace(item, state=InstanceState.RUNNING) for item in job.instances
     )
-    running = _enter(replace(job, instances=instances), JobState.RUNNING, job.reason, at)
+    running = _enter(replace(job, instances=instances), JobState.RUNNING, Reason.STARTED, at)
     return replace(running, started_at=job.started_at or at), stages[job.stage].says
 
 
@@ -811,13 +812,13 @@ def _instance_info(item: Instance) -> InstanceInfo:
     )
 
 
-def _note(job: Job, event: JobEvent, message: str) -> Note:
+def _note(job: Job, event: JobEvent, message: str, instance: str | None) -> Note:
     return Note(
         at=event.at,
         kind=type(event).__name__,
         state=job.state,
         reason=job.reason,
         attempt=job.attempt,
-        instance=getattr(event, "instance", None),
+        instance=instance,
         message=message,
     )

@@ -97,17 +97,12 @@ def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
 
 
 def event_line(event: Event) -> str:
-    where = f"{event.instance}: " if event.instance else ""
-    return f"{moment(event.at)}  {event.state:<10} {event.reason:<16} {where}{event.message}".rstrip()
+    return f"{moment(event.at)}  {event.state:<10} {event.reason:<16} {event.message}".rstrip()
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return why a job ended, the first cause first, with what the program last said."""
     lines = [verdict.summary]
-    if verdict.rank is not None:
-        lines.append(f"rank {verdict.rank}{_rank_end(verdict.rank_exit_code)}")
-    if verdict.signal_sender is not None:
-        lines.append(f"signal sent by {verdict.signal_sender}")
     if verdict.last_lines:
         lines.append(f"last lines of {verdict.instance or 'the program'}:")
         lines += [f"  | {line}" for line in verdict.last_lines]
@@ -151,9 +146,3 @@ def _ended_with(instance: InstanceInfo) -> str:
     if instance.signal is not None:
         return f"signal {instance.signal}"
     return f"code {instance.exit_code}" if instance.exit_code is not None else ""
-
-
-def _rank_end(code: int | None) -> str:
-    if code is None:
-        return " failed"
-    return f" ended by signal {-code}" if code < 0 else f" exited with code {code}"

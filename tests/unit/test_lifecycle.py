@@ -36,7 +36,7 @@ from raycontrol.lifecycle import (
     resume,
 )
 from raycontrol.plan import Cause
-from raycontrol.spec import JobSpec
+from raycontrol.spec import JobSpec, Mode
 from raycontrol.status import InstanceState, JobInfo, JobState, Reason, Verdict
 from tests.unit import lifecycle_jobs as jobs
 from tests.unit.lifecycle_jobs import ASSIGNMENTS, ATTEMPT, after, closed, exited, passed, prepared
@@ -588,11 +588,15 @@ def test_bytes_that_were_not_saved_are_told() -> None:
     assert [note.message for note in step.notes] == ["worker-0: the last 70 bytes of its log were not saved"]
 
 
-def test_facts_from_which_no_plan_can_be_made_fail_the_job() -> None:
-    without_port = replace(jobs.FACTS["master-0"], ports={"probe": "40001"})
-    event = replace(prepared("master-0"), facts=without_port)
-    job = after(jobs.preparing(), prepared("worker-0"), event)
-    assert (where(job), job.reason) == ("STOPPING>FAILED", Reason.PLAN_FAILED)
+def test_a_job_for_which_no_plan_can_be_made_fails_before_anything_starts() -> None:
+    """As after a change to an older version that lacks the job's mode."""
+    job = jobs.preparing()
+    job = replace(job, spec=job.spec.model_copy(update={"mode": Mode.MPI}))
+    step = advance(after(job, prepared("worker-0")), prepared("master-0"))
+    assert (where(step.job), step.job.reason) == ("STOPPING>FAILED", Reason.PLAN_FAILED)
+    assert told(step.commands) == "stop master-0 10 s, stop worker-0 10 s"
+    assert step.job.verdict is not None
+    assert step.job.verdict.summary == "mode mpi is not built yet; this version runs ddp"
 
 
 # Deadlines.

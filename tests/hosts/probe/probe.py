@@ -6,7 +6,7 @@ all have done so: all processes of the job live at the same time. Each prints on
 document, and writes the document to ``$RAYCONTROL_OUTPUT_DIR/probe-<INDEX>-<process>.json``.
 
 ``--hold PATH``: once all have met, each waits until PATH exists (on its own host), so that two jobs can be held
-side by side; ``PATH.<INDEX>-<process>`` says that it waits. ``--time S`` (60) limits every wait.
+side by side; ``PATH.<job id>.<INDEX>-<process>`` says that it waits. ``--time S`` (60) limits every wait.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def process(local: int, inherited: list[str], arguments: argparse.Namespace) -> 
     document = surroundings(local, inherited)
     meet(document, deadline)
     if arguments.hold:
-        Path(f"{arguments.hold}.{name_of(document)}").touch()
+        Path(f"{arguments.hold}.{os.environ['RAYCONTROL_JOB_ID']}.{name_of(document)}").touch()
         while not Path(arguments.hold).exists() and time.time() < deadline:
             time.sleep(0.05)
     document["ended"] = time.time()
