@@ -49,7 +49,10 @@ def plan_of(spec: JobSpec, facts: tuple[Facts, ...] | None = None) -> Plan:
 
 
 def local_environment(mode: Mode) -> dict[str, str]:
-    """Return the environment contract as one process on this machine would see it, for trying a script by hand."""
+    """Return the environment contract as one process on this machine would see it, for trying a script by hand.
+
+    Left out are the mark by which processes of a job are found and killed, and the limit on visible GPUs.
+    """
     spec = JobSpec(mode=mode, command="true", name="local", nodes=1)
     facts = Facts(
         instance=members(spec)[0].name,
@@ -62,7 +65,8 @@ def local_environment(mode: Mode) -> dict[str, str]:
     )
     brief = Brief(job_id="local", job_name="local", attempt=0, attempt_id="local.0")
     environment = make_plan(spec, brief, (facts,)).environment[facts.instance]
-    return {name: value for name, value in environment.items() if value is not None}
+    left_out = ("RAYCONTROL_ATTEMPT_ID", "CUDA_VISIBLE_DEVICES")
+    return {name: value for name, value in environment.items() if value is not None and name not in left_out}
 
 
 def _backend(mode: Mode) -> Any:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,11 +42,15 @@ def prefix(request: pytest.FixtureRequest, trees: Trees) -> tuple[str, ...]:
         return ()
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv, to give up rights")
+    again = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', ''], check=True)"
+    if subprocess.run([*ANOTHER_USER, sys.executable, "-c", again], capture_output=True, cwd="/").returncode:
+        return NO_CAPABILITIES
     for folder in (trees.folder, trees.pids, trees.flags, trees.flags / "never"):
         os.chown(folder, 65534, 65534)
-    again = f"import subprocess, os; os.listdir({str(trees.pids)!r}); subprocess.run([{sys.executable!r}, '-c', ''], check=True)"
-    probe = subprocess.run([*ANOTHER_USER, sys.executable, "-c", again], capture_output=True, cwd="/")
-    return NO_CAPABILITIES if probe.returncode else ANOTHER_USER
+    for folder in trees.folder.parents:
+        if folder.is_relative_to(tempfile.gettempdir()):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    return ANOTHER_USER
 
 
 def test_a_killed_owner_takes_the_whole_tree_with_it_at_once(trees: Trees, prefix: tuple[str, ...]):
