@@ -23,9 +23,9 @@ def environments(
     so that their place before ``env`` does no harm.
     """
     gang = members(spec)
+    shared = _shared(spec, brief, gang, facts)
     reserved = {
-        member.name: _reserved(spec, brief, gang, facts, member, fact)
-        for member, fact in zip(gang, facts, strict=True)
+        member.name: {**shared, **_reserved(member, fact)} for member, fact in zip(gang, facts, strict=True)
     }
     return {
         member.name: {**_defaults(facts, fact), **own[member.name], **member.env, **reserved[member.name]}
@@ -51,28 +51,32 @@ def _defaults(facts: Sequence[Facts], fact: Facts) -> Environment:
     return variables
 
 
-def _reserved(
-    spec: JobSpec, brief: Brief, gang: Sequence[Member], facts: Sequence[Facts], member: Member, fact: Facts
-) -> Environment:
+def _shared(spec: JobSpec, brief: Brief, gang: Sequence[Member], facts: Sequence[Facts]) -> Environment:
+    """Reserved names that say the same on every instance; made once, for they are long in a large gang."""
     return {
         "NODE_LIST": ",".join(f"{bracketed(item.ip)}:{len(item.gpus)}" for item in facts),
         "NODE_NUM": str(len(gang)),
-        "INDEX": str(member.index),
         "GPU_NUM": str(sum(len(item.gpus) for item in facts)),
-        "GPU_NUM_PER_NODE": str(len(fact.gpus)),
-        "CUDA_VISIBLE_DEVICES": ",".join(fact.gpus),
         "MASTER_ADDR": facts[0].ip,
         "RAYCONTROL_JOB_ID": brief.job_id,
         "RAYCONTROL_JOB_NAME": brief.job_name,
         "RAYCONTROL_MODE": spec.mode,
         "RAYCONTROL_ATTEMPT": str(brief.attempt),
         "RAYCONTROL_ATTEMPT_ID": brief.attempt_id,
+        "RAYCONTROL_NP": str(sum(item.slots for item in gang)),
+        "RAYCONTROL_NODE_NAMES": ",".join(item.node_name for item in facts),
+    }
+
+
+def _reserved(member: Member, fact: Facts) -> Environment:
+    return {
+        "INDEX": str(member.index),
+        "GPU_NUM_PER_NODE": str(len(fact.gpus)),
+        "CUDA_VISIBLE_DEVICES": ",".join(fact.gpus),
         "RAYCONTROL_GROUP": member.group,
         "RAYCONTROL_ROLE": member.role,
         "RAYCONTROL_INSTANCE": member.name,
         "RAYCONTROL_SLOTS": str(member.slots),
-        "RAYCONTROL_NP": str(sum(item.slots for item in gang)),
-        "RAYCONTROL_NODE_NAMES": ",".join(item.node_name for item in facts),
         "RAYCONTROL_CODE_DIR": fact.code_dir,
         "RAYCONTROL_OUTPUT_DIR": fact.output_dir,
     }

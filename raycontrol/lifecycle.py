@@ -343,7 +343,7 @@ def advance(job: Job, event: JobEvent) -> Step:
             notes.append(_note(after, event, message, about))
         about = None  # what follows by itself concerns the whole job
         changed = _settle(after, event.at)
-    known = duties(job)
+    known = set(duties(job))
     return Step(after, tuple(command for command in duties(after) if command not in known), tuple(notes))
 
 

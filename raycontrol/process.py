@@ -189,6 +189,12 @@ class Process:
                         self._broken = description
         except (OSError, EOFError):
             await self._clear()
+        except (
+            Exception
+        ) as error:  # whoever waits must hear of an end in any case; closing our socket brings it about
+            log.exception("run %s of %s: following it failed", self.run.name, self.run.mark)
+            if not self._gone.done():
+                self._finish(Exit(None, None, time.time(), error=f"its owner lost sight of it: {error!r}"))
         finally:
             self._ended.cancel()
             self._gone.cancel()
@@ -391,9 +397,7 @@ def _strays(wanted: Callable[[str], bool], main: ProcessId | None) -> list[Entry
         return mark is not None and wanted(mark) and not _supervised(row.pid, mark)
 
     strays = {row.pid: row for row in living if row.pid not in ours and is_stray(row)}
-    sessions = {
-        row.session for row in strays.values() if row.session in strays or row.session not in environs
-    }
+    sessions = {row.session for row in strays.values() if row.session in strays}
     if main is not None and main.pid:
         leader = processes.get(main.pid)
         if leader is None or leader.start_time == main.start_time:

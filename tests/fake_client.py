@@ -53,7 +53,14 @@ class FakeJob:
         self._changed = threading.Condition()
 
     def becomes(
-        self, state: JobState, reason: Reason, message: str = "", *, after_s: float = 1, **changes: Any
+        self,
+        state: JobState,
+        reason: Reason,
+        message: str = "",
+        *,
+        after_s: float = 1,
+        instance: str | None = None,
+        **changes: Any,
     ) -> None:
         """Change the job and note it; ``after_s`` counts from the submission."""
         at = SUBMITTED_AT + after_s
@@ -67,6 +74,7 @@ class FakeJob:
                     state=state,
                     reason=reason,
                     attempt=0,
+                    instance=instance,
                     message=message,
                     seq=number,
                     job_id=self.id,

@@ -139,7 +139,7 @@ def _note(info: JobInfo) -> str:
         return info.pending
     if info.state == "FAILED" and info.verdict is not None:
         return info.verdict.summary
-    return "" if info.reason == "COMPLETED" else info.reason
+    return info.reason if info.state in ("STOPPING", "STOPPED") else ""
 
 
 def _ended_with(instance: InstanceInfo) -> str:

@@ -37,7 +37,7 @@ def hold(cluster: Cluster) -> Iterator[None]:
 
 def test_two_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluster, hold: None) -> None:
     worker_env = environment_of_a_ray_worker(cluster)
-    # From a host that is neither the head nor INDEX 0 (instances are placed in the order of node names).
+    # From a host that is neither the head nor, as checked below, INDEX 0.
     runs = [cluster.popen(2, "run", PROBE / "job.yaml", stderr=subprocess.STDOUT) for _ in range(2)]
     wait_until(
         lambda: all(len(held(cluster, i)) == 4 for i in HOSTS), 120, "all processes of both jobs have met"
@@ -60,6 +60,9 @@ def test_two_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluster, 
         for text in printed
     ]
     assert violations(jobs) == []
+    assert cluster.hosts.name(2) not in {
+        one["hostname"] for job in jobs for one in job.documents if one["index"] == 0
+    }
 
 
 def held(cluster: Cluster, i: int) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -64,8 +65,6 @@ def failed_job() -> FakeJob:
         summary="worker-0 exited with code 1",
         instance="worker-0",
         exit_code=1,
-        rank=3,
-        rank_exit_code=-9,
         last_lines=("Traceback", "ValueError: [no] markup"),
         hint="look at dmesg",
     )
@@ -94,7 +93,7 @@ def test_get_tells_everything_about_a_failed_job() -> None:
         "labels       a=b",
         "outputs      /data/out",
         "worker-0  worker  host-a  10.0.0.1  EXITED  code 1      the first to fail",
-        "worker-0 exited with code 1\nrank 3 ended by signal 9\nlast lines of worker-0:\n  | Traceback\n  | ValueError: [no] markup\nhint: look at dmesg\n",
+        "worker-0 exited with code 1\nlast lines of worker-0:\n  | Traceback\n  | ValueError: [no] markup\nhint: look at dmesg\n",
     ):
         assert text in shell.stdout
     assert "\x1b" not in shell.stdout
@@ -340,7 +339,6 @@ def test_a_run_that_failed_ends_with_the_verdict_and_its_status() -> None:
     assert shell.stderr.splitlines()[1:] == [
         "[digits-ab12cd] FAILED (INSTANCE_FAILED) after 1:03, exit status 1",
         "[digits-ab12cd]   worker-0 exited with code 1",
-        "[digits-ab12cd]   rank 3 ended by signal 9",
         "[digits-ab12cd]   last lines of worker-0:",
         "[digits-ab12cd]     | Traceback",
         "[digits-ab12cd]     | ValueError: [no] markup",
@@ -377,6 +375,45 @@ def test_a_cluster_that_goes_away_during_a_run_is_125_and_says_how_to_look_later
     assert shell.stderr.splitlines()[-1] == (
         "[digits-ab12cd] the job may run on; look later with `raycontrol get digits-ab12cd` or `raycontrol logs digits-ab12cd`"
     )
+
+
+def test_progress_leaves_out_what_concerns_one_instance_only() -> None:
+    job = running_job()
+    job.becomes(JobState.RUNNING, Reason.PLACED, "master-0 exited 0", instance="master-0")
+    job.becomes(JobState.RUNNING, Reason.PLACED, "slow name look-ups on host-b")
+    job.becomes(JobState.STOPPING, Reason.COMPLETED, "all exited 0", instance="worker-0")
+    job.becomes(JobState.SUCCEEDED, Reason.COMPLETED, ended_at=SUBMITTED_AT + 5)
+    shell = Shell(FakeClient(next_job=job))
+    assert shell("run", "--", "true") == 0
+    assert "master-0 exited 0" not in shell.stderr
+    assert "RUNNING  slow name look-ups on host-b\n" in shell.stderr
+    assert "STOPPING  all exited 0\n" in shell.stderr
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_leaving_in_the_middle_of_a_submission_is_130(interruption: type[BaseException]) -> None:
+    client = FakeClient(next_job=running_job())
+
+    def interrupt() -> None:
+        raise interruption
+
+    client.on_submit = interrupt
+    shell = Shell(client)
+    assert shell("run", "--", "true") == 130
+    assert (
+        shell.stderr == "raycontrol: left while submitting; `raycontrol list` shows if the job was accepted\n"
+    )
+    assert client.calls[-1] == ("close", None)
+
+
+def test_a_signal_during_the_submission_stops_the_job_once_it_is_submitted() -> None:
+    job = running_job()
+    client = FakeClient(next_job=job)
+    client.on_submit = lambda: signal.raise_signal(signal.SIGTERM)
+    shell = Shell(client)
+    assert shell("run", "--", "true") == 130
+    assert job.stops == [(False, "SIGTERM sent to `raycontrol run`")]
+    assert shell.stderr.startswith("interrupted: the job will be stopped once it is submitted")
 
 
 def test_an_error_that_nobody_expected_is_125_with_its_traceback() -> None:

@@ -87,7 +87,7 @@ def test_an_owner_that_ends_in_any_way_takes_the_tree_with_it(trees: Trees, then
 def test_an_owner_that_is_killed_at_any_moment_of_the_start_leaves_nothing(trees: Trees):
     """It kills itself, from a thread, so and so long after it began to start the run."""
     before = "import threading; threading.Timer({delay}, os.kill, (os.getpid(), 9)).start()"
-    owners = [Owner(trees.run(FAMILY + "wait"), before=before.format(delay=0.003 * i)) for i in range(16)]
+    owners = [Owner(trees.run(FAMILY + "wait"), before=before.format(delay=0.005 * i)) for i in range(10)]
     for owner in owners:
         owner.popen.wait(60)
         owner.close()
@@ -232,7 +232,7 @@ def test_runs_that_start_while_a_sweep_goes_on_are_spared(trees: Trees):
             return killed
 
         sweeps = asyncio.create_task(asyncio.to_thread(sweep_on))
-        for _ in range(10):
+        for _ in range(6):
             handles = await asyncio.gather(
                 *(
                     start(trees.run("(setsid bash -c '(true &)' &); for i in {1..20}; do (true &); done"))
@@ -245,6 +245,17 @@ def test_runs_that_start_while_a_sweep_goes_on_are_spared(trees: Trees):
         assert await sweeps == 0
 
     play(story())
+
+
+def test_a_sweep_takes_no_session_that_a_tree_did_not_make(trees: Trees):
+    """A marked process in somebody's session, whose leader may have ended: the others there are not of the tree."""
+    command = f"(sleep 1000 & {process.MARK}={trees.mark} sleep 1000 &)"
+    with subprocess.Popen(["setsid", "bash", "-c", command], env=trees.environment) as leader:
+        leader.wait()
+    wait_until(lambda: marked(trees.mark), what="the marked process")
+    [other] = [row for row in trees.left() if process.MARK not in process._environ(row.pid)]
+    assert sweep(trees.mark) == 1
+    assert supervisor.send(other, signal.SIGKILL) is True
 
 
 def test_a_process_is_never_signalled_in_anothers_place():
