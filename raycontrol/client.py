@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from raycontrol.errors import JobNotFound, UsageError, WaitTimeout
+from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterReader, Reader, StoreReader
 from raycontrol.settings import Settings
@@ -49,6 +49,8 @@ class Client:
         self._embedded = embedded
         self._session: Any | None = None
         self._reader: Reader | None = None
+        self.offline: str | None = None
+        """Why this client reads the store of this machine although a cluster was named; None when it does not."""
 
     def submit(
         self, spec: JobSpec, *, job_id: str | None = None, progress: Progress | None = None
@@ -106,7 +108,7 @@ class Client:
     def controller_status(self) -> dict[str, Any]:
         """Return who the controller is and what it has to do; ``running`` is False when there is none."""
         session = self._connected()
-        controller = session.existing_controller()
+        controller = session.existing_controller(any_version=True)
         if controller is None:
             return {"running": False, "cluster": session.cluster_name}
         return {"running": True, **session.get(controller.describe.remote())}
@@ -165,10 +167,14 @@ class Client:
         from raycontrol.connect import find_address
 
         if self._session is not None or find_address(self._settings, self._address) is not None:
-            session = self._connected()
-            controller = session.existing_controller()
-            if controller is not None:
-                return ClusterReader(session, controller)
+            try:
+                session = self._connected()
+            except ClusterUnreachable as error:
+                self.offline = f"{error.reason}; reading the store in {self._settings.home}"
+            else:
+                controller = session.existing_controller()
+                if controller is not None:
+                    return ClusterReader(session, controller)
         return StoreReader(self._settings.home_path)
 
     def _pack(self, folder: str, tell: Progress) -> Package:

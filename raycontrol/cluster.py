@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.util import list_named_actors, placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup, get_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycontrol.archive import Archive
 from raycontrol.controller import Controller, InstanceGone, Limits, ReservationRefused
+from raycontrol.errors import RaycontrolError
 from raycontrol.instance import Identity, Instance, Preparation
 from raycontrol.lifecycle import PLACING_S, Job, Report
 from raycontrol.node import Node
@@ -89,12 +90,12 @@ class ArchiveActor(Archive):
     """Runs on the head; may be killed at any time."""
 
     def __init__(self, home: str) -> None:
-        super().__init__(home, min_free_bytes=Settings.load().min_free_bytes)
+        super().__init__(home, min_free_bytes=Settings.of_home(home).min_free_bytes)
 
 
 class ControllerActor(Controller):
     def __init__(self, home: str, name: str) -> None:
-        settings = Settings.load()
+        settings = Settings.of_home(home)
         limits = Limits(settings.keep_days, settings.keep_gib)
         super().__init__(str(Path(home).expanduser()), name, RayCluster(name, home), limits=limits)
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
@@ -113,35 +114,28 @@ class RayLinks:
         self._handles: dict[str, Any] = {}
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
-        await self._actor(CONTROLLER).report.remote(sent_at, reports)
+        await _result(self._actor(CONTROLLER).report.remote(sent_at, reports))
 
     async def append(self, offset: int, data: bytes) -> int:
         seed = self._seed
-        held: int = await self._actor(ARCHIVE).append.remote(
-            seed.job_id, seed.attempt, seed.instance, offset, data
-        )
-        return held
+        append = self._actor(ARCHIVE).append
+        return int(await _result(append.remote(seed.job_id, seed.attempt, seed.instance, offset, data)))
 
     async def append_output(
         self, relpath: str, offset: int, data: bytes, mode: int, size: int, mtime_ns: int
     ) -> int:
         seed = self._seed
-        archive = self._actor(ARCHIVE)
-        held: int = await archive.append_output.remote(
-            seed.job_id, seed.instance, relpath, offset, data, mode, size, mtime_ns
-        )
-        return held
+        append = self._actor(ARCHIVE).append_output
+        call = append.remote(seed.job_id, seed.instance, relpath, offset, data, mode, size, mtime_ns)
+        return int(await _result(call))
 
     async def code_dir(self, package: str | None) -> str:
-        folder: str = await self._actor(node_actor_name(self._node_id)).code_dir.remote(
-            self._seed.job_id, package
-        )
-        return folder
+        node = self._actor(node_actor_name(self._node_id))
+        return str(await _result(node.code_dir.remote(self._seed.job_id, package)))
 
     async def lease_port(self, purpose: str) -> int:
         node = self._actor(node_actor_name(self._node_id))
-        port: int = await node.lease_port.remote(self._seed.attempt_id, purpose)
-        return port
+        return int(await _result(node.lease_port.remote(self._seed.attempt_id, purpose)))
 
     def _actor(self, name: str) -> Any:
         if name not in self._handles:
@@ -341,7 +335,7 @@ def _own_node() -> dict[str, Any]:
 
 
 async def _read_package(digest: str, offset: int, max_bytes: int) -> bytes:
-    data: bytes = await archive_handle().read_package.remote(digest, offset, max_bytes)
+    data: bytes = await _result(archive_handle().read_package.remote(digest, offset, max_bytes))
     return data
 
 
@@ -421,7 +415,13 @@ async def _tidy_node(node_id: str, job_id: str, attempt_id: str, last: bool) -> 
 
 
 async def _result(reference: Any) -> Any:
-    return await reference
+    """Return a call's result; an error of ours is raised as it was, without Ray's traceback around it."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        if isinstance(error.cause, RaycontrolError):
+            raise error.cause from None
+        raise
 
 
 def _remove_strangers(cluster: str, attempt_ids: set[str]) -> list[str]:

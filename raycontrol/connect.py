@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raycontrol.errors import ClusterUnreachable, ControllerUnavailable, RaycontrolError, UsageError
+from raycontrol.jobrows import EMBEDDED
 from raycontrol.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Session:
         self._owner = True
         if embedded:
             self._start_ray()
-            self.cluster_name = settings.cluster or f"embedded-{secrets.token_hex(6)}"
+            self.cluster_name = f"{EMBEDDED}{secrets.token_hex(6)}"
         else:
             self._join(address)
             self.cluster_name = settings.cluster or self._gcs_address()
@@ -67,11 +68,15 @@ class Session:
         self.get(handle.hello.remote(__version__), START_S)
         return handle
 
-    def existing_controller(self) -> Any | None:
-        """Return the cluster's controller if it has one; nothing is started."""
+    def existing_controller(self, *, any_version: bool = False) -> Any | None:
+        """Return the cluster's controller if it has one; nothing is started. Raises VersionMismatch unless ``any_version``."""
         from raycontrol.cluster import existing_controller
+        from raycontrol.version import __version__
 
-        return existing_controller()
+        handle = existing_controller()
+        if handle is not None and not any_version:
+            self.get(handle.hello.remote(__version__), START_S)
+        return handle
 
     def archive(self) -> Any:
         """Return the archive, which the controller has started."""
@@ -100,7 +105,7 @@ class Session:
         except RayTaskError as error:
             if isinstance(error.cause, RaycontrolError):
                 raise error.cause from None
-            raise ControllerUnavailable(f"the controller failed: {error}") from error
+            raise ControllerUnavailable(f"a call to the head failed: {error}") from error
         except GetTimeoutError:
             raise ControllerUnavailable(
                 f"no answer within {timeout_s:g} s; `raycontrol controller status` tells if it runs"
@@ -132,9 +137,10 @@ class Session:
             raise UsageError(
                 "no Ray cluster found: start one with `ray start --head`, or name one with --address or RAY_ADDRESS"
             )
-        if address.startswith("ray://"):
+        if "://" in address:
             raise UsageError(
-                f"{address} is a Ray Client address; give the GCS address (`host:6379`) on a node of the cluster"
+                f"{address} is an address of Ray's dashboard or of Ray Client; raycontrol runs on a node of the "
+                "cluster and wants its GCS address (`host:6379`), or none"
             )
         trouble = _trouble(address)
         if trouble is not None:

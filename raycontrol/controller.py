@@ -233,7 +233,7 @@ class Controller:
         """Return jobs, newest first."""
         await self.started()
         rows = await self._in_thread(lambda: self._open_store.jobs(states=states, user=user, limit=limit))
-        return [read_info(row, self._home) for row in rows]
+        return await self._in_thread(lambda: [read_info(row, self._open_store) for row in rows])
 
     async def events(self, job_id: str, after: int = 0, timeout_s: float = 0.0) -> list[Event]:
         """Return a job's events with ``seq`` above ``after``; wait up to ``timeout_s`` (at most 20) for the first."""
@@ -262,10 +262,10 @@ class Controller:
         """Take what an instance reports; return once it is stored. Times are moved to this node's clock."""
         await self.started()
         offset = self._clock() - sent_at
-        for report in reports:
-            job_id = report.attempt_id.rpartition(".")[0]
-            if job_id in self._jobs:
-                await self._tell(job_id, _on_our_clock(report, offset))
+        known = [(report.attempt_id.rpartition(".")[0], _on_our_clock(report, offset)) for report in reports]
+        await asyncio.gather(
+            *(self._tell(job_id, report) for job_id, report in known if job_id in self._jobs)
+        )
 
     # Starting.
 
@@ -511,7 +511,7 @@ class Controller:
         while True:
             try:
                 rows = await self._in_thread(lambda: self._open_store.jobs(cluster=self._name))
-                infos = [read_info(row, self._home) for row in rows]
+                infos = [read_info(row, self._open_store) for row in rows]
                 sizes = await self._cluster.sizes_of_jobs()
                 doomed = expired(infos, sizes, self._clock(), self._limits.keep_days, self._limits.keep_gib)
                 if doomed:

@@ -104,11 +104,14 @@ class ClusterUnreachable(RaycontrolError):
         self.address = address
         self.detail = detail
 
-    def __str__(self) -> str:
+    @property
+    def reason(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
+        return f"no Ray cluster answers at {self.address}{detail}"
+
+    def __str__(self) -> str:
         return (
-            f"no Ray cluster answers at {self.address}{detail}; start one with `ray start --head`, "
-            "or name another with --address or RAY_ADDRESS"
+            f"{self.reason}; start one with `ray start --head`, or name another with --address or RAY_ADDRESS"
         )
 
 

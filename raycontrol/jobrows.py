@@ -10,7 +10,10 @@ from pydantic import TypeAdapter
 from raycontrol.lifecycle import Job, info
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobInfo
-from raycontrol.store import JobRow
+from raycontrol.store import JobRow, Store
+
+EMBEDDED = "embedded-"
+"""How the names of clusters begin that live inside one `raycontrol run`."""
 
 _JOBS = TypeAdapter(Job)
 
@@ -42,6 +45,18 @@ def info_of(job: Job, home: Path) -> JobInfo:
     return info(job, outputs=str(JobFolder(home, job.id).root / "outputs"))
 
 
-def read_info(row: JobRow, home: Path) -> JobInfo:
-    """Return a stored job as every surface shows it."""
-    return info_of(read_job(row), home)
+def read_info(row: JobRow, store: Store) -> JobInfo:
+    """Return a stored job as every surface shows it.
+
+    An embedded run that was killed leaves its job as it was; its cluster's name never comes again, so nobody will
+    end it. Such a job is shown as ``abandoned``.
+    """
+    shown = info_of(read_job(row), store.home)
+    orphaned = (
+        row.cluster.startswith(EMBEDDED) and not shown.state.terminal and not store.controlled(row.cluster)
+    )
+    if not orphaned:
+        return shown
+    return shown.model_copy(
+        update={"abandoned": True, "pending": "its embedded cluster is gone; `raycontrol prune` removes it"}
+    )

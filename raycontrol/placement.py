@@ -89,16 +89,24 @@ def _take(room: dict[str, float], wanted: Mapping[str, float]) -> None:
 def _match(
     members: Sequence[Member], nodes: Sequence[Node], room: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Node] | None:
-    """Give every member a node of its own: bipartite matching by augmenting paths, fullest nodes tried first."""
+    """Give every member a node of its own: bipartite matching by augmenting paths, fullest nodes tried first.
+
+    A free node is taken before another member is asked to move, so that a gang of equals fills nodes in order.
+    """
     order = sorted(nodes, key=lambda node: (_emptiness(room[node.id]), node.name))
     holder: dict[str, Member] = {}
 
     def assign(member: Member, seen: set[str]) -> bool:
+        wanted = demand(member.resources)
         for node in order:
-            if node.id in seen or not _fits(demand(member.resources), room[node.id]):
+            if node.id not in holder and _fits(wanted, room[node.id]):
+                holder[node.id] = member
+                return True
+        for node in order:
+            if node.id in seen or not _fits(wanted, room[node.id]):
                 continue
             seen.add(node.id)
-            if node.id not in holder or assign(holder[node.id], seen):
+            if assign(holder[node.id], seen):
                 holder[node.id] = member
                 return True
         return False

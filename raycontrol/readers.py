@@ -117,7 +117,6 @@ class StoreReader:
     """Reads what is on this machine's disk; nothing can be changed here but removed."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
         self._store = Store.open_existing(home)
         self._archive = Archive(home)
 
@@ -125,12 +124,16 @@ class StoreReader:
         return [] if self._store is None else self._store.find(prefix)
 
     def info(self, job_id: str) -> JobInfo:
-        return read_info(self._row(job_id), self._home)
+        row = self._row(job_id)
+        assert self._store is not None
+        return read_info(row, self._store)
 
     def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
         if self._store is None:
             return []
-        return [read_info(row, self._home) for row in self._store.jobs(states=states, user=user, limit=limit)]
+        return [
+            read_info(row, self._store) for row in self._store.jobs(states=states, user=user, limit=limit)
+        ]
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         row = self._row(job_id)

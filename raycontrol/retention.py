@@ -13,14 +13,19 @@ def expired(
     jobs: Sequence[JobInfo], sizes: Mapping[str, int], now: float, keep_days: float, keep_gib: float
 ) -> list[str]:
     """Return the ids of finished jobs to remove: those that ended over ``keep_days`` ago, then the oldest of the
-    rest until what finished jobs keep is within ``keep_gib``. ``sizes`` is in bytes by job id.
+    rest until what finished jobs keep is within ``keep_gib``. ``sizes`` is in bytes by job id. An abandoned job
+    counts as finished when it was submitted.
     """
-    finished = sorted((job for job in jobs if job.ended_at is not None), key=lambda job: job.ended_at or 0.0)
+    finished = sorted((job for job in jobs if job.ended_at is not None or job.abandoned), key=_end)
     kept = sum(sizes.get(job.id, 0) for job in finished)
     doomed = []
     for job in finished:
-        too_old = now - (job.ended_at or 0.0) > keep_days * DAY_S
+        too_old = now - _end(job) > keep_days * DAY_S
         if too_old or kept > keep_gib * 2**30:
             doomed.append(job.id)
             kept -= sizes.get(job.id, 0)
     return doomed
+
+
+def _end(job: JobInfo) -> float:
+    return job.submitted_at if job.ended_at is None else job.ended_at

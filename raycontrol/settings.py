@@ -65,6 +65,11 @@ class Settings:
                 sources[name] = str(path)
         return cls(**values, sources=sources)
 
+    @classmethod
+    def of_home(cls, home: str) -> Settings:
+        """Read the settings that hold in this home folder, whatever RAYCONTROL_HOME says."""
+        return cls.load({**os.environ, FIELDS["home"].variable: home})
+
     @property
     def home_path(self) -> Path:
         """The home folder on this machine. Raises UsageError when ``~`` has no meaning here."""

@@ -123,7 +123,8 @@ class JobInfo(Model):
     """One job as every surface shows it. Times are seconds since the epoch; ``attempt`` counts from 0.
 
     ``exit_code`` is the code of the job's start command; it is None while the job runs, when a signal ended it,
-    and when there was none. ``pending`` says, while the job waits, why and what would help.
+    and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
+    not ended and nobody is left to end it. ``outputs`` is a folder on the head.
     """
 
     id: str
@@ -144,6 +145,7 @@ class JobInfo(Model):
     labels: dict[str, str] = Field(default_factory=dict)
     cluster: str = ""
     outputs: str | None = None
+    abandoned: bool = False
 
     @property
     def exit_status(self) -> int:

@@ -235,7 +235,7 @@ def _lost_job() -> FakeJob:
 
 def _chatty_job() -> FakeJob:
     job = running_job()
-    for number in range(100_000):
+    for number in range(20_000):
         job.prints("master-0", f"line {number}")
     job.becomes(JobState.SUCCEEDED, Reason.COMPLETED, ended_at=SUBMITTED_AT + 5)
     return job

@@ -42,13 +42,13 @@ class Command:
         return self._stderr.read_text()
 
     def says(self, text: str) -> None:
-        wait_until(lambda: text in self.stdout + self.stderr, what=f"{text!r} in the output")
+        wait_until(lambda: text in self.stdout + self.stderr, timeout_s=30, what=f"{text!r} in the output")
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def status(self) -> int:
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(arguments: str, status: int, 
         os.close(writing)
         os.read(reading, 10)
         os.close(reading)
-        assert process.wait(timeout=20) == status
+        assert process.wait(timeout=60) == status
         stderr.seek(0)
         said = stderr.read()
     assert "Traceback" not in said and "Broken" not in said

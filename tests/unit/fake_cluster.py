@@ -1,0 +1,255 @@
+"""A simulated Ray for the real controller: ``controller.Cluster`` over :class:`Gangs`, in real time, and its life and death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
+
+from raycontrol.controller import Controller, InstanceGone, Submission
+from raycontrol.instance import Preparation
+from raycontrol.lifecycle import Job
+from raycontrol.placement import Node
+from raycontrol.plan import Orders
+from raycontrol.spec import JobSpec, Timeouts
+from raycontrol.status import Event, JobInfo, JobState
+from raycontrol.version import __version__
+from tests.unit.fake_gangs import FakeInstance, Gangs, Program
+
+
+class FakeCluster(Gangs):
+    """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
+    as they were when nothing was reserved. ``kill_at`` numbers the moments before and after calls at which
+    ``killed`` is set; that call, and so its caller, goes no further.
+    """
+
+    def __init__(
+        self, rooms: Sequence[Node], programs: Mapping[str, Program] | None = None, *, kill_at: int = 0
+    ) -> None:
+        super().__init__(rooms, programs or {})
+        self.controller: Controller | None = None
+        self.trouble: dict[str, list[Exception]] = {}
+        self.lags = False
+        self.calls: list[str] = []
+        self.stored_sizes: dict[str, int] = {}
+        self.removed_stored: list[str] = []
+        self.points = 0
+        self.kill_at = kill_at
+        self.killed = asyncio.Event()
+        self._senders: dict[FakeInstance, asyncio.Task[None]] = {}
+
+    def now(self) -> float:
+        return time.time()
+
+    def delay(self) -> float:
+        return 0.0
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, action)
+
+    def send_soon(self, instance: FakeInstance) -> None:
+        sending = self._senders.get(instance)
+        if self.controller is not None and (sending is None or sending.done()):
+            self._senders[instance] = asyncio.ensure_future(self._send(instance, self.controller))
+
+    async def _send(self, instance: FakeInstance, controller: Controller) -> None:
+        while instance.unsent:
+            batch = tuple(instance.unsent)
+            await controller.report(self.now(), batch)
+            del instance.unsent[: len(batch)]
+
+    def attach(self, controller: Controller | None) -> None:
+        """Let instances report to this controller."""
+        self.controller = controller
+        self._senders = {}
+        for gang in self.gangs.values():
+            for instance in gang.values():
+                self.send_soon(instance)
+
+    # What the controller calls.
+
+    async def nodes(self) -> tuple[Node, ...]:
+        self._fail("nodes")
+        return tuple(self.rooms.values()) if self.lags else self.free_rooms()
+
+    async def reserve(self, job: Job) -> None:
+        await self._act(f"reserve {job.attempt_id}", lambda: self.reserve_gang(job))
+
+    async def prepare(self, job: Job, instance: str, order: Preparation) -> None:
+        found = self.find(job.attempt_id, instance)
+        await self._act(f"prepare {found.name}", found.prepare)
+
+    async def carry_out(self, job: Job, instance: str, order: Orders) -> None:
+        found = self.find(job.attempt_id, instance)
+        await self._act(
+            f"stage {order.stage} {found.name}", lambda: found.carry_out(order.stage, bool(order.runs))
+        )
+
+    async def stop(self, job: Job, instance: str, grace_s: float, why: str) -> None:
+        found = self.find(job.attempt_id, instance)
+        await self._act(f"stop {found.name} {grace_s:g}", lambda: found.stop(grace_s, why))
+
+    async def watch(self, job: Job, instance: str) -> None:
+        died = asyncio.Event()
+        self.find(job.attempt_id, instance).mourners.append(died.set)
+        await died.wait()
+        raise InstanceGone("its actor died")
+
+    async def release(self, job: Job, last: bool) -> None:
+        await self._act(f"release {job.attempt_id}", lambda: self.release_gang(job.attempt_id))
+
+    async def serve_nodes(self) -> None:
+        self._fail("serve_nodes")
+
+    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
+        strangers = [attempt_id for attempt_id in self.gangs if attempt_id not in attempt_ids]
+        for attempt_id in strangers:
+            self.gangs.pop(attempt_id)
+        return strangers
+
+    async def sizes_of_jobs(self) -> dict[str, int]:
+        return self.stored_sizes
+
+    async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
+        self.removed_stored += job_ids
+
+    async def _act(self, name: str, action: Callable[[], None]) -> None:
+        await self._point()
+        self._fail(name.partition(" ")[0])
+        self.calls.append(name)
+        action()
+        await self._point()
+
+    def _fail(self, call: str) -> None:
+        if self.trouble.get(call):
+            self.calls.append(f"{call} failed")
+            raise self.trouble[call].pop(0)
+
+    async def _point(self) -> None:
+        self.points += 1
+        if self.points == self.kill_at:
+            self.killed.set()
+            await asyncio.Event().wait()
+
+
+class WriteStop:
+    """Stops the store's thread right after its ``at``-th commit, before anybody hears that it has happened."""
+
+    def __init__(self, at: int, killed: asyncio.Event) -> None:
+        self.count = 0
+        self._at = at
+        self._killed = killed
+        self._loop = asyncio.get_running_loop()
+        self._go_on = threading.Event()
+        self._seen: dict[int, int] = {}
+
+    def __enter__(self) -> WriteStop:
+        event.listen(Pool, "checkin", self._returned)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        event.remove(Pool, "checkin", self._returned)
+        self._go_on.set()
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+    def _returned(self, connection: Any, _: object) -> None:
+        changes = getattr(connection, "total_changes", 0)
+        if changes == self._seen.get(id(connection), 0):
+            return
+        self._seen[id(connection)] = changes
+        self.count += 1
+        if self.count == self._at:
+            self._loop.call_soon_threadsafe(self._killed.set)
+            self._go_on.wait(10)
+
+
+class Site:
+    """A home folder, a simulated cluster, and the controller that lives there now."""
+
+    def __init__(self, home: Path, cluster: FakeCluster, name: str = "east") -> None:
+        self.home = home
+        self.cluster = cluster
+        self.name = name
+        self.controller = self._new()
+
+    def _new(self) -> Controller:
+        controller = Controller(str(self.home), self.name, self.cluster)
+        self.cluster.attach(controller)
+        return controller
+
+    async def restart(self) -> Controller:
+        await self.kill()
+        self.controller = self._new()
+        await self.controller.started()
+        return self.controller
+
+    async def kill(self, thread: WriteStop | None = None) -> None:
+        """End the controller as the end of its process would: nothing more of it runs, the kernel frees its lock."""
+        self.cluster.attach(None)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if thread is not None:
+            thread.let_go()
+        dead = self.controller
+        dead._thread.shutdown(wait=True)
+        if dead._lease is not None:
+            os.close(dead._lease.handle)
+            dead._lease = None
+        if dead._store is not None:
+            dead._store.close()
+
+    async def submit(self, job_id: str, **spec: Any) -> JobInfo:
+        return await self.controller.submit(submission(job_id, **spec))
+
+    async def reaches(self, job_id: str, *states: JobState, timeout_s: float = 10) -> JobInfo:
+        """Return the job when it is in one of these states."""
+        return await self.shows(job_id, lambda info: info.state in states, timeout_s)
+
+    async def ends(self, job_id: str) -> JobInfo:
+        return await self.shows(job_id, lambda info: info.state.terminal)
+
+    async def shows(self, job_id: str, true: Callable[[JobInfo], bool], timeout_s: float = 10) -> JobInfo:
+        """Return the job when this is true of it."""
+        deadline = time.monotonic() + timeout_s
+        seen = 0
+        while True:
+            info = await self.controller.info(job_id)
+            if true(info):
+                return info
+            assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {info}"
+            news = await self.controller.events(job_id, seen, timeout_s=1.0)
+            seen = max([seen, *(item.seq for item in news)])
+
+    async def story(self, job_id: str) -> list[Event]:
+        return await self.controller.events(job_id)
+
+
+def submission(job_id: str, version: str = __version__, **values: Any) -> Submission:
+    """A job of two instances unless ``values`` of its spec say otherwise."""
+    limits = Timeouts(**{"grace_s": 5, **values.pop("timeouts", {})})
+    spec = JobSpec(
+        **{"name": "digits", "command": "torchrun train.py", "nodes": 2, "timeouts": limits, **values}
+    )
+    return Submission(job_id, spec, "ada", None, version)
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Let pytest call an async test."""
+
+    def run(tmp_path: Path) -> None:
+        asyncio.run(asyncio.wait_for(test(tmp_path), 60))
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
