@@ -6,8 +6,12 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,9 @@ class Session:
     """
 
     def __init__(self, settings: Settings, address: str | None, *, embedded: bool) -> None:
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = (
+            "0"  # else a late call after `close` would start a Ray of its own
+        )
         self.settings = settings
         self.embedded = embedded
         self._temp: str | None = None
@@ -165,10 +172,13 @@ class Session:
 
         from raycontrol.cluster import NAMESPACE
 
-        try:
-            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, OSError) as error:
-            raise ClusterUnreachable(str(options["address"]), f"{type(error).__name__}: {error}") from error
+        with _own_signals():
+            try:
+                ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+            except (ConnectionError, RuntimeError, OSError) as error:
+                raise ClusterUnreachable(
+                    str(options["address"]), f"{type(error).__name__}: {error}"
+                ) from error
 
     def _gcs_address(self) -> str:
         from raycontrol.cluster import cluster_address
@@ -181,6 +191,19 @@ class Session:
             raise UsageError(
                 f"this process is connected to the Ray cluster at {current} already, not to {address}"
             )
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the program's SIGTERM handler, which ``ray.init`` would replace by one that exits at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _trouble(address: str) -> str | None:

@@ -153,6 +153,7 @@ class Controller:
         self._started: asyncio.Future[None] | None = None
         self._changed = asyncio.Condition()
         self._look = asyncio.Event()
+        self._submitting = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     # For clients.
@@ -183,9 +184,13 @@ class Controller:
         await self.started()
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
-        known = await self._find(submission.job_id)
-        if known is not None:
-            return self._info(known)
+        async with (
+            self._submitting
+        ):  # a call that is repeated while the first waits for the store must find its job
+            known = await self._find(submission.job_id)
+            return self._info(known or await self._add(submission))
+
+    async def _add(self, submission: Submission) -> Job:
         now = self._clock()
         job = Job(
             id=submission.job_id,
@@ -208,7 +213,7 @@ class Controller:
         self._jobs[job.id] = job
         self._look.set()
         await self._announce()
-        return self._info(job)
+        return job
 
     async def stop(self, job_id: str, why: str, force: bool = False) -> JobInfo:
         """Ask a job to stop. A job that has ended stays as it is."""
@@ -283,13 +288,17 @@ class Controller:
                 return
             except StoreError as error:
                 log.error("cannot start: %s; trying again in %g s", error, LEASE_BEAT_S)
-                await asyncio.sleep(LEASE_BEAT_S)
+            except Exception:  # whatever it is, jobs wait for a controller
+                log.exception("cannot start; trying again in %g s", LEASE_BEAT_S)
+            await asyncio.sleep(LEASE_BEAT_S)
 
     async def _start(self) -> None:
-        self._store = await self._in_thread(lambda: Store(self._home))
-        self._lease = await self._in_thread(
-            lambda: self._open_store.acquire(self._name, socket.gethostname(), os.getpid(), self._clock())
-        )
+        if self._store is None:
+            self._store = await self._in_thread(lambda: Store(self._home))
+        if self._lease is None:  # a start that failed after this point holds it already
+            self._lease = await self._in_thread(
+                lambda: self._open_store.acquire(self._name, socket.gethostname(), os.getpid(), self._clock())
+            )
         rows = await self._in_thread(lambda: self._open_store.active(self._name))
         self._jobs = {row.id: read_job(row) for row in rows}
         await self._cluster.serve_nodes()
@@ -444,7 +453,7 @@ class Controller:
         while True:
             waiting = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
             if waiting:
-                await self._place(waiting)
+                await self._try(lambda: self._place(waiting))
             with_timeout = QUEUE_POLL_S if waiting else None
             await _wait(self._look, with_timeout)
             self._look.clear()
@@ -481,10 +490,12 @@ class Controller:
             due = {
                 job.id: limit for job in self._jobs.values() if (limit := lifecycle.deadline(job)) is not None
             }
-            for job_id, limit in due.items():
-                if limit <= now:
-                    await self._tell(job_id, TimePassed(now))
-            ahead = [limit - now for limit in due.values() if limit > now]
+            over = [job_id for job_id, limit in due.items() if limit <= now]
+            for job_id in over:
+                await self._tell(job_id, TimePassed(now))
+            if over:
+                continue  # meanwhile other limits may have begun
+            ahead = [limit - now for limit in due.values()]
             await self._wait_for_change(min([*ahead, LONG_POLL_MAX_S]) + 0.01)
 
     async def _hold_lease(self) -> None:
@@ -505,7 +516,7 @@ class Controller:
     async def _care_for_nodes(self) -> None:
         while True:
             await asyncio.sleep(NODE_POLL_S)
-            await self._cluster.serve_nodes()
+            await self._try(self._cluster.serve_nodes)
 
     async def _keep_within_limits(self) -> None:
         while True:
@@ -520,6 +531,13 @@ class Controller:
             except Exception:  # the archive restarts, the disk is full: no reason to stop managing jobs
                 log.exception("removing old jobs failed; trying again later")
             await asyncio.sleep(RETENTION_S)
+
+    async def _try(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do what is done again and again anyway: a cluster that does not answer now is asked again."""
+        try:
+            await call()
+        except Exception:
+            log.exception("the cluster could not be asked; trying again")
 
     # Helpers.
 

@@ -248,7 +248,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     """Let pytest call an async test."""
 
     def run(tmp_path: Path) -> None:
-        asyncio.run(asyncio.wait_for(test(tmp_path), 60))
+        asyncio.run(test(tmp_path))
 
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__

@@ -19,6 +19,8 @@ from raycontrol.version import __version__
 from tests.unit.fake_cluster import FakeCluster, Site, WriteStop, in_loop, submission
 from tests.unit.fake_gangs import Program, nodes
 
+pytestmark = pytest.mark.timeout(60)
+
 TRAINS = {"master-0": Program(seconds=0.02), "worker-0": Program(seconds=0.02)}
 STAYS = {"master-0": Program(seconds=None), "worker-0": Program(seconds=None)}
 
@@ -610,7 +612,7 @@ def test_a_controller_killed_around_any_call_and_after_any_commit_is_not_noticed
     number, came = 1, True
     while came:
         home = tmp_path / str(number)
-        ending, came = asyncio.run(asyncio.wait_for(killed_once(home, fails, **{moment: number}), 60))
+        ending, came = asyncio.run(killed_once(home, fails, **{moment: number}))
         assert ending == undisturbed, f"killed at {moment} {number}"
         number += 1
     assert number > 12
