@@ -70,6 +70,7 @@ class Client:
             tell(f"warning: {warning}")
         package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
         session = self._connected()
+        session.refuse_what_never_fits(spec)
         controller = session.controller()
         if package is not None:
             with package:

@@ -156,7 +156,7 @@ class RayCluster:
         self._reserving: dict[str, asyncio.Future[None]] = {}
 
     async def nodes(self) -> tuple[NodeRoom, ...]:
-        return await asyncio.to_thread(_node_rooms)
+        return await asyncio.to_thread(living_nodes)
 
     async def reserve(self, job: Job) -> None:
         """A thread does it, and goes on if this call is cancelled; ``release`` waits for it."""
@@ -353,7 +353,8 @@ def _ray_nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _node_rooms() -> tuple[NodeRoom, ...]:
+def living_nodes() -> tuple[NodeRoom, ...]:
+    """Return every living node with its resources, in all and free."""
     free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return tuple(
         NodeRoom(

@@ -17,13 +17,18 @@ from typing import Any
 
 from raycontrol.errors import ClusterUnreachable, ControllerUnavailable, RaycontrolError, UsageError
 from raycontrol.jobrows import EMBEDDED
+from raycontrol.placement import NoRoom, place
 from raycontrol.settings import Settings
+from raycontrol.spec import JobSpec, members
 
 log = logging.getLogger(__name__)
 
 TCP_TRY_S = 3.0
+GREETING_S = 10.0
 CALL_S = 60.0
 START_S = 60.0
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+"""What every client of a gRPC server says first: the preface of HTTP/2 and an empty SETTINGS frame (RFC 9113, 3.4)."""
 
 
 def find_address(settings: Settings, explicit: str | None = None) -> str | None:
@@ -84,6 +89,14 @@ class Session:
         if handle is not None and not any_version:
             self.get(handle.hello.remote(__version__), START_S)
         return handle
+
+    def refuse_what_never_fits(self, spec: JobSpec) -> None:
+        """Raise UsageError for a job that an embedded cluster could never run: no node will join it."""
+        from raycontrol.cluster import living_nodes
+
+        room = place(members(spec), spec.placement, living_nodes()) if self.embedded else None
+        if isinstance(room, NoRoom) and room.never:
+            raise UsageError(f"the Ray of this run is this machine alone: {room.why}")
 
     def archive(self) -> Any:
         """Return the archive, which the controller has started."""
@@ -207,10 +220,26 @@ def _own_signals() -> Iterator[None]:
 
 
 def _trouble(address: str) -> str | None:
-    """Return why nothing listens there, or None. `ray.init` itself would try for many seconds."""
+    """Return why no GCS can be there, or None. `ray.init` itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), TCP_TRY_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), TCP_TRY_S) as connection:
+            return _not_grpc(connection)
     except (OSError, ValueError) as error:
         return str(error)
-    return None
+
+
+def _not_grpc(connection: socket.socket) -> str | None:
+    """Return why what listens there is no gRPC server, or None; one that wants TLS says nothing or sends an alert."""
+    connection.settimeout(GREETING_S)
+    connection.sendall(HTTP2_HELLO)
+    try:
+        answer = connection.recv(64)
+    except TimeoutError:
+        return "something listens there but does not answer"
+    except ConnectionResetError:
+        return None
+    is_settings_frame, is_tls = answer[3:4] == b"\x04", answer[:1] == b"\x15"
+    if not answer or is_settings_frame or is_tls:
+        return None
+    return "what listens there is not Ray's GCS, whose port is 6379 unless `ray start --port` chose another"

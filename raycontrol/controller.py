@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -453,7 +454,7 @@ class Controller:
         while True:
             waiting = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
             if waiting:
-                await self._try(lambda: self._place(waiting))
+                await self._try(partial(self._place, waiting))
             with_timeout = QUEUE_POLL_S if waiting else None
             await _wait(self._look, with_timeout)
             self._look.clear()

@@ -35,9 +35,11 @@ class LogView:
         yield from self._read(0.0)
 
     def rest(self) -> Iterator[str]:
-        """Yield what is there, and end."""
-        while lines := list(self._read(0.0)):
-            yield from lines
+        """Yield what is there, and end. What is read of a very long line may hold no whole line, and be no end."""
+        before = None
+        while before != self._offsets:
+            before = dict(self._offsets)
+            yield from self._read(0.0)
         yield from self._close()
 
     def follow(self) -> Iterator[str]:

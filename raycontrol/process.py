@@ -189,9 +189,8 @@ class Process:
                         self._broken = description
         except (OSError, EOFError):
             await self._clear()
-        except (
-            Exception
-        ) as error:  # whoever waits must hear of an end in any case; closing our socket brings it about
+        except Exception as error:
+            # Whoever waits must hear of an end in any case; that our socket closes brings it about.
             log.exception("run %s of %s: following it failed", self.run.name, self.run.mark)
             if not self._gone.done():
                 self._finish(Exit(None, None, time.time(), error=f"its owner lost sight of it: {error!r}"))
@@ -312,6 +311,7 @@ async def _stillborn(run: Run, error: str) -> Process:
     """A run that ended before it began and has no supervisor to keep its outcome."""
     process = Process(run)
     outcome = Exit(None, None, time.time(), error=error)
+    await asyncio.to_thread(sweep, run.mark)
     process.unsaved = await asyncio.to_thread(_keep, run, 0, outcome)
     process._finish(outcome)
     return process

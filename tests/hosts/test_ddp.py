@@ -59,7 +59,7 @@ def test_a_launch_line_trains_what_one_process_does(
 
 @pytest.mark.parametrize(
     ("named_by", "host"),
-    [("ip", 2), ("name", 1), pytest.param("ip", 0, marks=long), pytest.param("name", 2, marks=long)],
+    [("name", 1), pytest.param("ip", 2, marks=long)],
 )
 def test_a_rendezvous_on_any_host_of_the_job(
     cluster: Cluster, alone: dict[str, Any], named_by: str, host: int

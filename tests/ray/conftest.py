@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from raycontrol import Client
+from raycontrol.settings import Settings
 from tests.cluster_state import Observer, descendants, environment_of
 from tests.cluster_state import nothing_left as watch
 from tests.support import wait_until
@@ -165,6 +167,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRay]:
         stack.callback(local.close)
         local.wait_ready()
         yield local
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalRay) -> Iterator[Client]:
+    """This process as a driver of the session's Ray, which Ray allows once per process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        with Client(settings=Settings.load(cluster.env)) as client:
+            yield client
 
 
 @pytest.fixture(autouse=True)

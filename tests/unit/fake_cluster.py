@@ -203,11 +203,11 @@ class Site:
             thread.let_go()
         dead = self.controller
         dead._thread.shutdown(wait=True)
-        if dead._lease is not None:
-            os.close(dead._lease.handle)
-            dead._lease = None
         if dead._store is not None:
             dead._store.close()
+        for handle in Path("/proc/self/fd").iterdir():
+            if handle.is_symlink() and os.readlink(handle).startswith(str(self.home / "locks")):
+                os.close(int(handle.name))
 
     async def submit(self, job_id: str, **spec: Any) -> JobInfo:
         return await self.controller.submit(submission(job_id, **spec))

@@ -73,7 +73,7 @@ class FakeInstance:
         self._gangs = gangs
         self._program = gangs.programs.get(member.name, TRAINING)
         ports = {"probe": "40000", **({"master": "29500"} if member.index == 0 else {})}
-        self._facts = Facts(member.name, ip, node_id, ports)
+        self.facts = Facts(member.name, ip, node_id, ports)
         self._prepared: bool | None = None
         self._passed = -1
         self._begun: set[int] = set()
@@ -83,7 +83,7 @@ class FakeInstance:
 
     def prepare(self) -> None:
         if self._prepared:
-            self._report(InstancePrepared(self._now(), self.attempt_id, self.name, self._facts))
+            self._report(InstancePrepared(self._now(), self.attempt_id, self.name, self.facts))
         elif self._prepared is None:
             self._prepared = False
             self._soon(self._finish_preparing)
@@ -130,7 +130,7 @@ class FakeInstance:
             )
             return
         self._prepared = True
-        self._report(InstancePrepared(self._now(), self.attempt_id, self.name, self._facts))
+        self._report(InstancePrepared(self._now(), self.attempt_id, self.name, self.facts))
 
     def _finish_stage(self, stage: int, runs: bool) -> None:
         if self._stopping:

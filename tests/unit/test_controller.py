@@ -13,7 +13,7 @@ import pytest
 
 from raycontrol.controller import Controller
 from raycontrol.errors import JobNotFound, StoreOwned, VersionMismatch
-from raycontrol.lifecycle import Ended, InstanceNoted, RunExited
+from raycontrol.lifecycle import Ended, InstanceNoted, InstancePrepared, Report, RunExited, StagePassed
 from raycontrol.status import InstanceState, JobState, Reason
 from raycontrol.version import __version__
 from tests.unit.fake_cluster import FakeCluster, Site, WriteStop, in_loop, submission
@@ -261,25 +261,36 @@ async def test_time_limits_are_kept(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_a_limit_that_begins_while_another_is_being_enforced_is_kept_too(tmp_path: Path) -> None:
-    """Both changes reach the store in one commit, so that the clock gets no second call."""
-    here = site(tmp_path, STAYS, hosts=("a", "b", "c", "d"))
-    await here.submit("digits-1", timeouts={"run_s": 0.1})
-    await here.reaches("digits-1", JobState.RUNNING)
+async def test_a_limit_that_begins_while_another_is_enforced_is_kept_too(tmp_path: Path) -> None:
+    """Both changes reach the store in one commit, and nothing happens afterwards to wake the clock."""
+    hung, silent = Program(seconds=None, hung=True), Program(silent=True)
+    here = site(
+        tmp_path, {"master-0": hung, "worker-0": hung, "worker-1": silent}, hosts=("a", "b", "c", "d")
+    )
+    await here.submit("late-1", nodes=None, groups={"worker": {"count": 2}}, timeouts={"run_s": 0.05})
+    await here.reaches("late-1", JobState.PREPARING)
+    facts = here.cluster.find("late-1.0", "worker-1").facts
+
+    async def worker_reports(report: Report) -> None:
+        await here.controller.report(time.time(), [report])
+
+    await worker_reports(InstancePrepared(time.time(), "late-1.0", "worker-1", facts))
+    await worker_reports(StagePassed(time.time(), "late-1.0", "worker-1", 0))
+    await here.submit("over-1", timeouts={"run_s": 0.2})
+    await here.reaches("over-1", JobState.RUNNING)
     with locked(tmp_path):
-        late = asyncio.ensure_future(
-            here.controller.report(
-                time.time(), [InstanceNoted(time.time(), "digits-1.0", "worker-0", "slow")]
-            )
-        )
-        await asyncio.sleep(0.3)  # digits-1 is over its limit by now; both wait for the store
-    await late
-    await here.submit("digits-2", timeouts={"run_s": 0.1})
-    began = time.monotonic()
-    assert (await here.ends("digits-2")).reason is Reason.RUN_TIMEOUT
-    assert time.monotonic() - began < 5
-    await here.ends("digits-1")
-    await finish(here)
+        note = worker_reports(InstanceNoted(time.time(), "late-1.0", "worker-1", "slow"))
+        last = worker_reports(StagePassed(time.time(), "late-1.0", "worker-1", 1))
+        waiting = [asyncio.ensure_future(note)]
+        await asyncio.sleep(
+            0.3
+        )  # the commit of the note waits for the lock; behind it, the end of over-1's time
+        waiting.append(asyncio.ensure_future(last))
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*waiting)
+    assert (await here.reaches("late-1", JobState.STOPPING, timeout_s=5)).reason is Reason.RUN_TIMEOUT
+    assert (await here.controller.info("over-1")).reason is Reason.RUN_TIMEOUT
+    await here.kill()
 
 
 # The queue.
@@ -364,7 +375,7 @@ async def test_events_are_waited_for(tmp_path: Path) -> None:
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await here.controller.stop("digits-1", "asked by ada")
-    assert [event.kind for event in await asyncio.wait_for(waiting, 5)] == ["StopRequested"]
+    assert (await asyncio.wait_for(waiting, 5))[0].kind == "StopRequested"
     await here.ends("digits-1")
     last = (await here.story("digits-1"))[-1].seq
     assert await here.controller.events("digits-1", last, timeout_s=20) == []  # nothing can come any more
@@ -603,8 +614,7 @@ async def submit_and_wait(here: Site) -> None:
     await here.ends("digits-1")
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("moment", ["call", "write"])
+@pytest.mark.parametrize(("moment", "fails"), [("call", True), ("write", False)])
 def test_a_controller_killed_around_any_call_and_after_any_commit_is_not_noticed(
     tmp_path: Path, moment: str, fails: bool
 ) -> None:

@@ -278,7 +278,7 @@ INHERITED = (
 
 def test_a_child_sheds_what_a_ray_worker_hands_down(trees: Trees, prefix: tuple[str, ...]):
     look = (
-        "grep -E '^Sig(Blk|Ign)' /proc/self/status; echo oom $(cat /proc/self/oom_score_adj); umask; ls /proc/$$/fd | xargs echo fds;"
+        "grep -E '^Sig(Blk|Ign)' /proc/self/status; echo oom $(cat /proc/self/oom_score_adj); umask; ls /proc/$$/fd > $FLAGS/fds; echo fds $(cat $FLAGS/fds);"
         " echo lock $(ulimit -Sl) $(ulimit -Hl); ps -o ni= -p $$ 2>/dev/null || nice; readlink /proc/$$/fd/0; cut -d' ' -f1,5,6,7 /proc/$$/stat"
     )
     run = trees.run(look)

@@ -1,0 +1,116 @@
+"""A job's instances are one gang: they start together, and when one fails the others are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import jobs
+from tests.hosts.conftest import Cluster
+from tests.hosts.jobs import PROGRAMS, Ran
+from tests.support import wait_until
+
+PEERS = ("master-0", "worker-0")
+
+# INDEX 2 fails once all have begun; the others wait for what will never come.
+FAIL_TOGETHER = """
+touch {folder}/$INDEX
+[ $INDEX != 2 ] && exec sleep 600
+until [ -e {folder}/0 -a -e {folder}/1 ]; do sleep 0.05; done
+echo 'out of luck on this host'
+exit 7
+"""
+
+
+def test_a_failing_instance_stops_the_others_within_2_s(cluster: Cluster, tmp_path: Path) -> None:
+    ran = fail_together(cluster, tmp_path)
+    assert ran.status == 7
+    verdict = ran.info["verdict"]
+    assert (ran.info["state"], verdict["reason"]) == ("FAILED", "INSTANCE_FAILED")
+    assert (verdict["instance"], verdict["exit_code"], verdict["signal"]) == ("worker-1", 7, None)
+    assert verdict["summary"] == f"worker-1 on {cluster.hosts.name(2)} exited 7"
+    assert verdict["last_lines"] == ["out of luck on this host"]
+    for peer in PEERS:
+        assert instance(ran, peer)["signal"] == 15
+        assert instance(ran, peer)["note"] == "stopped: worker-1 failed"
+        assert ended_after(cluster, ran, peer) <= 2
+    assert instance(ran, "worker-1")["note"] is None
+
+
+def test_one_that_ignores_sigterm_is_killed_after_its_grace(cluster: Cluster, tmp_path: Path) -> None:
+    ran = fail_together(cluster, tmp_path, "trap '' TERM", "--set", "timeouts.grace_s=2")
+    assert (ran.status, ran.info["verdict"]["instance"]) == (7, "worker-1")
+    for peer in PEERS:
+        assert instance(ran, peer)["signal"] == 9
+        assert instance(ran, peer)["note"] == "stopped: worker-1 failed"
+        assert 2 <= ended_after(cluster, ran, peer) <= 2 + 2
+
+
+def test_the_verdict_names_the_rank_that_torchrun_names(cluster: Cluster) -> None:
+    line = "torchrun one_rank_fails.py 5"
+    ran = jobs.run(cluster, 0, "--nodes", "3", "--gpu", "2", "--working-dir", PROGRAMS, "--", line)
+    verdict = ran.info["verdict"]
+    assert (ran.status, verdict["instance"], verdict["exit_code"]) == (1, "worker-1", 1)
+    assert (verdict["rank"], verdict["rank_exit_code"]) == (5, 3)
+    assert "rank 5, exit code 3" in verdict["summary"]
+    assert any("one_rank_fails.py FAILED" in text for text in verdict["last_lines"])
+    assert "rank 5 has had enough" in ran.lines("worker-1")
+    assert [instance(ran, peer)["note"] for peer in PEERS] == ["stopped: worker-1 failed"] * 2
+
+
+@pytest.fixture
+def fourth_host(cluster: Cluster) -> Iterator[int]:
+    """A host without Ray; at the end it is gone, and Ray knows it."""
+    i = cluster.hosts.add()
+    yield i
+    cluster.hosts.kill(i)
+    wait_until(lambda: len(cluster.ask()["nodes"]) == 3, 60, "Ray has seen the fourth host go")
+
+
+def test_a_job_that_needs_one_host_more_waits_for_it(cluster: Cluster, fourth_host: int) -> None:
+    job_id = cluster.json(0, "submit", "--nodes", "4", "--", "hostname")["id"]
+    reason = (
+        "the cluster as it is can never run it: needs 4 instances with cpu 1, each on a node of its own;"
+        " 3 of 3 nodes can take one"
+    )
+    wait_until(lambda: job(cluster, job_id)["pending"], 30, "the job has a reason to wait")
+    waiting = job(cluster, job_id)
+    assert (waiting["state"], waiting["reason"], waiting["instances"]) == ("QUEUED", "WAITING", [])
+    assert waiting["pending"].startswith(reason)
+    assert reason in cluster.raycontrol(0, "list", check=True).stdout
+    behind = jobs.succeeded(cluster, 0, "--nodes", "3", "--", "true")  # it holds up nobody who can run
+    assert job(cluster, job_id)["state"] == "QUEUED"
+    cluster.hosts.start_ray(fourth_host)
+    ended = cluster.json(0, "wait", job_id, timeout_s=120)
+    assert (ended["state"], ended["pending"]) == ("SUCCEEDED", None)
+    hosts = [cluster.hosts.name(i) for i in range(4)]
+    assert [instance["node"] for instance in ended["instances"]] == hosts
+    assert sorted(cluster.raycontrol(0, "logs", job_id, "--no-prefix", check=True).stdout.split()) == hosts
+    assert behind.info["ended_at"] < ended["started_at"]
+
+
+def fail_together(cluster: Cluster, folder: Path, before: str = ":", *options: str) -> Ran:
+    line = f"{before}\n{FAIL_TOGETHER.format(folder=folder)}"
+    return jobs.run(cluster, 0, "--nodes", "3", *options, "--", line)
+
+
+def instance(ran: Ran, name: str) -> dict[str, Any]:
+    (found,) = [one for one in ran.info["instances"] if one["name"] == name]
+    result: dict[str, Any] = found
+    return result
+
+
+def ended_after(cluster: Cluster, ran: Ran, peer: str) -> float:
+    """Seconds from the failure of worker-1 to the end of a peer's program."""
+    exits = {
+        event["instance"]: event["at"] for event in jobs.events(cluster, ran) if event["kind"] == "RunExited"
+    }
+    return float(exits[peer] - exits["worker-1"])
+
+
+def job(cluster: Cluster, job_id: str) -> dict[str, Any]:
+    info: dict[str, Any] = cluster.json(0, "get", job_id)
+    return info
