@@ -19,8 +19,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from raycontrol.archive import Archive
 from raycontrol.controller import Controller, InstanceGone, Limits, ReservationRefused
 from raycontrol.errors import RaycontrolError
+from raycontrol.events import Report
 from raycontrol.instance import Identity, Instance, Preparation
-from raycontrol.lifecycle import PLACING_S, Job, Report
+from raycontrol.job import Job
+from raycontrol.lifecycle import PLACING_S
 from raycontrol.node import Node
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand

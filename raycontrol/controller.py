@@ -21,13 +21,10 @@ from typing import Any, Protocol, TypeVar
 
 from raycontrol import backends, lifecycle, placement, queue
 from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismatch
-from raycontrol.instance import Preparation
-from raycontrol.jobrows import info_of, read_info, read_job, row_of
-from raycontrol.lifecycle import (
+from raycontrol.events import (
     CarryOutStage,
     Command,
     InstanceLost,
-    Job,
     JobEvent,
     NodesChosen,
     NodesRefused,
@@ -38,11 +35,15 @@ from raycontrol.lifecycle import (
     ReleaseNodes,
     Report,
     ReserveNodes,
+    RunExited,
     StopInstance,
     StopRequested,
     TimePassed,
     WatchInstance,
 )
+from raycontrol.instance import Preparation
+from raycontrol.job import Job, plan_of
+from raycontrol.jobrows import info_of, read_info, read_job, row_of
 from raycontrol.plan import Orders, orders
 from raycontrol.retention import expired
 from raycontrol.spec import JobSpec, members
@@ -407,7 +408,7 @@ class Controller:
                 order = _preparation(job, name)
                 await self._persist(lambda: self._cluster.prepare(job, name, order), job, name)
             case CarryOutStage(instance=name, stage=stage):
-                part = orders(lifecycle.plan_of(job), stage, name)
+                part = orders(plan_of(job), stage, name)
                 await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
             case StopInstance(instance=name, grace_s=grace_s, why=why):
                 await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)
@@ -583,7 +584,7 @@ def _preparation(job: Job, name: str) -> Preparation:
 
 
 def _on_our_clock(report: Report, offset: float) -> Report:
-    if isinstance(report, lifecycle.RunExited):
+    if isinstance(report, RunExited):
         ended = replace(report.ended, at=report.ended.at + offset)
         return replace(report, at=report.at + offset, ended=ended)
     return replace(report, at=report.at + offset)

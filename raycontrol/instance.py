@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from raycontrol import backends, nodefacts, process
 from raycontrol.errors import RaycontrolError
-from raycontrol.lifecycle import (
-    Ended,
+from raycontrol.events import (
     InstanceClosed,
     InstanceFailed,
     InstanceNoted,
@@ -26,6 +25,7 @@ from raycontrol.lifecycle import (
     RunExited,
     StagePassed,
 )
+from raycontrol.job import Ended
 from raycontrol.logs import tail
 from raycontrol.plan import Alive, Facts, Orders, PlannedRun, TcpReachable, Until
 from raycontrol.shipping import Shipper, ship_outputs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from raycontrol.lifecycle import Job, info
+from raycontrol.job import Job, info
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobInfo
 from raycontrol.store import JobRow, Store

@@ -15,23 +15,38 @@ that died between storing and acting finds the same commands again in ``resume``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from raycontrol import backends
+from raycontrol import verdicts
 from raycontrol.errors import PlanError
-from raycontrol.placement import Assignment
-from raycontrol.plan import Brief, Cause, Facts, Plan
-from raycontrol.spec import JobSpec, members
-from raycontrol.status import (
-    InstanceInfo,
-    InstanceState,
-    JobInfo,
-    JobState,
-    Note,
-    Reason,
-    Verdict,
+from raycontrol.events import (
+    CarryOutStage,
+    Command,
+    InstanceClosed,
+    InstanceFailed,
+    InstanceLost,
+    InstanceNoted,
+    InstancePrepared,
+    JobEvent,
+    NodesChosen,
+    NodesRefused,
+    NodesReleased,
+    NodesReserved,
+    PlacementDeferred,
+    PrepareInstance,
+    ReleaseNodes,
+    ReserveNodes,
+    RunExited,
+    StagePassed,
+    StopInstance,
+    StopRequested,
+    TimePassed,
+    WatchInstance,
 )
+from raycontrol.job import Ended, Instance, Job, plan_of
+from raycontrol.spec import members
+from raycontrol.status import InstanceState, JobState, Note, Reason, Verdict
 
 PLACING_S = 15.0
 """How long a reservation may take before it is given up for a new decision."""
@@ -50,275 +65,6 @@ FINAL_STATE = {
 
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a start command ended. ``at`` is epoch seconds of the controller's clock; ``error`` says why it could not be started."""
-
-    at: float
-    code: int | None = None
-    signal: int | None = None
-    sender: str | None = None
-    oom: bool = False
-    error: str | None = None
-    cause: Cause | None = None
-    last_lines: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return self.code == 0
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One instance of the current attempt, as the controller knows it.
-
-    ``passed`` is the number of the last stage it reported as passed; ``closed`` says that nothing of it is left
-    running and its logs are with the archive (or that it is lost).
-    """
-
-    name: str
-    group: str
-    role: str
-    index: int
-    node_id: str
-    node_name: str
-    ip: str
-    state: InstanceState = InstanceState.PLACED
-    facts: Facts | None = None
-    passed: int = -1
-    ended: Ended | None = None
-    closed: bool = False
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job and its current attempt.
-
-    ``attempt`` counts tries as a user sees them; ``reservation`` counts placements, so that the names made from it
-    (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
-    ``failed_at`` when the verdict's first cause happened.
-    """
-
-    id: str
-    cluster: str
-    spec: JobSpec
-    user: str
-    submitted_at: float
-    package: str | None = None
-    state: JobState = JobState.QUEUED
-    reason: Reason = Reason.SUBMITTED
-    since: float = 0.0
-    attempt: int = 0
-    reservation: int = -1
-    instances: tuple[Instance, ...] = ()
-    stage: int = 0
-    after: JobState | None = None
-    forced: bool = False
-    verdict: Verdict | None = None
-    failed_at: float | None = None
-    pending: str | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-
-    @property
-    def attempt_id(self) -> str:
-        return f"{self.id}.{self.reservation}"
-
-    @property
-    def brief(self) -> Brief:
-        return Brief(self.id, self.spec.name or self.id, self.attempt, self.attempt_id)
-
-    def instance(self, name: str) -> Instance:
-        return next(item for item in self.instances if item.name == name)
-
-
-# Events: what happened. Those with ``attempt_id`` are dropped when they speak of another reservation than the current.
-
-
-@dataclass(frozen=True)
-class NodesChosen:
-    """The queue has found room: one node for every instance, in the order of INDEX."""
-
-    at: float
-    assignments: tuple[Assignment, ...]
-
-
-@dataclass(frozen=True)
-class PlacementDeferred:
-    """The queue cannot place the job now; ``why`` is for a person."""
-
-    at: float
-    why: str
-
-
-@dataclass(frozen=True)
-class NodesReserved:
-    at: float
-    attempt_id: str
-
-
-@dataclass(frozen=True)
-class NodesRefused:
-    """The reservation did not come about; the queue decides anew."""
-
-    at: float
-    attempt_id: str
-    why: str
-
-
-@dataclass(frozen=True)
-class InstancePrepared:
-    at: float
-    attempt_id: str
-    instance: str
-    facts: Facts
-
-
-@dataclass(frozen=True)
-class InstanceFailed:
-    """An instance could not prepare itself or get through a stage."""
-
-    at: float
-    attempt_id: str
-    instance: str
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True)
-class StagePassed:
-    at: float
-    attempt_id: str
-    instance: str
-    stage: int
-
-
-@dataclass(frozen=True)
-class RunExited:
-    """The start command of an instance ended."""
-
-    at: float
-    attempt_id: str
-    instance: str
-    ended: Ended
-
-
-@dataclass(frozen=True)
-class InstanceNoted:
-    """Something about an instance that a person should know and that changes nothing (log shipping paused, …)."""
-
-    at: float
-    attempt_id: str
-    instance: str
-    message: str
-
-
-@dataclass(frozen=True)
-class InstanceClosed:
-    """Nothing of the instance runs any more and what it wrote is with the archive (``unsaved`` bytes are not)."""
-
-    at: float
-    attempt_id: str
-    instance: str
-    unsaved: int = 0
-
-
-@dataclass(frozen=True)
-class InstanceLost:
-    """The instance's actor or node is gone."""
-
-    at: float
-    attempt_id: str
-    instance: str
-    why: str
-
-
-@dataclass(frozen=True)
-class NodesReleased:
-    at: float
-    attempt_id: str
-
-
-@dataclass(frozen=True)
-class StopRequested:
-    at: float
-    why: str
-    force: bool = False
-
-
-@dataclass(frozen=True)
-class TimePassed:
-    """The clock reached ``deadline(job)``."""
-
-    at: float
-
-
-Report = InstancePrepared | InstanceFailed | StagePassed | RunExited | InstanceNoted | InstanceClosed
-"""What instances report."""
-JobEvent = (
-    NodesChosen
-    | PlacementDeferred
-    | NodesReserved
-    | NodesRefused
-    | Report
-    | InstanceLost
-    | NodesReleased
-    | StopRequested
-    | TimePassed
-)
-
-
-# Commands: what the controller has to do. Each is idempotent by attempt and instance.
-
-
-@dataclass(frozen=True)
-class ReserveNodes:
-    attempt_id: str
-
-
-@dataclass(frozen=True)
-class WatchInstance:
-    """Tell when the instance's actor or node is gone."""
-
-    attempt_id: str
-    instance: str
-
-
-@dataclass(frozen=True)
-class PrepareInstance:
-    attempt_id: str
-    instance: str
-
-
-@dataclass(frozen=True)
-class CarryOutStage:
-    attempt_id: str
-    instance: str
-    stage: int
-
-
-@dataclass(frozen=True)
-class StopInstance:
-    """TERM, ``grace_s`` seconds, KILL; then ship what is left and report closed. Not commanded again for a better ``why``."""
-
-    attempt_id: str
-    instance: str
-    grace_s: float
-    why: str = field(compare=False)
-
-
-@dataclass(frozen=True)
-class ReleaseNodes:
-    """Remove actors, placement group and, if ``last``, what the job keeps on its nodes between attempts."""
-
-    attempt_id: str
-    last: bool
-
-
-Command = ReserveNodes | WatchInstance | PrepareInstance | CarryOutStage | StopInstance | ReleaseNodes
 
 
 class Step(NamedTuple):
@@ -397,35 +143,6 @@ def deadline(job: Job) -> float | None:
             return None
 
 
-def plan_of(job: Job) -> Plan:
-    """Return the plan of the current attempt; raises PlanError while facts are missing."""
-    return backends.make_plan(job.spec, job.brief, tuple(_known(item) for item in job.instances))
-
-
-def info(job: Job, outputs: str | None = None) -> JobInfo:
-    """Return the job as every surface shows it."""
-    return JobInfo(
-        id=job.id,
-        name=job.spec.name or job.id,
-        user=job.user,
-        mode=job.spec.mode,
-        state=job.state,
-        reason=job.reason,
-        attempt=job.attempt,
-        exit_code=_job_exit_code(job),
-        verdict=job.verdict,
-        priority=job.spec.priority,
-        submitted_at=job.submitted_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        instances=tuple(_instance_info(item) for item in job.instances),
-        pending=job.pending,
-        labels=job.spec.labels,
-        cluster=job.cluster,
-        outputs=outputs,
-    )
-
-
 # Deciders: one per kind of event; each returns the changed job and what to tell, or None when nothing changes.
 
 Change = tuple[Job, str | None] | None
@@ -488,13 +205,13 @@ def _exited(job: Job, event: RunExited) -> Change:
         return None
     ended = event.ended
     recorded = _with(job, event.instance, ended=ended, state=InstanceState.EXITED)
-    told = f"{event.instance} {describe_end(ended)}"
+    told = f"{event.instance} {verdicts.describe_end(ended)}"
     if job.state is JobState.STOPPING:
         return _blame_earlier(recorded, instance, ended), told
     if ended.ok:
         return recorded, told
     stopped, message = _stop(
-        recorded, event.at, _verdict(instance, ended), because=f"{event.instance} failed"
+        recorded, event.at, verdicts.failure(instance, ended), because=f"{event.instance} failed"
     )
     return replace(stopped, failed_at=ended.at), message
 
@@ -563,7 +280,7 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
         case JobState.STOPPING:
             return _give_up(job), "instances that do not answer are given up as lost"
         case _:
-            verdict = _timeout_verdict(job)
+            verdict = verdicts.timeout(job)
             return _stop(job, event.at, verdict, because=verdict.summary)
 
 
@@ -697,17 +414,11 @@ def _stopping_duties(job: Job) -> tuple[Command, ...]:
     return _watches(job) + tuple(StopInstance(job.attempt_id, item.name, grace_s, why) for item in living)
 
 
-def _known(item: Instance) -> Facts:
-    if item.facts is None:
-        raise PlanError(f"{item.name} has not reported its facts yet")
-    return item.facts
-
-
 def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     """Let the verdict name another instance if that one failed by itself before the one that reported first."""
     by_itself = not ended.ok and ended.sender is None and job.failed_at is not None
     if by_itself and job.failed_at is not None and ended.at < job.failed_at:
-        verdict = _verdict(instance, ended)
+        verdict = verdicts.failure(instance, ended)
         job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
         return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
     return job
@@ -720,96 +431,6 @@ def _mark_peers(job: Job, because: str) -> Job:
         for item in job.instances
     )
     return replace(job, instances=instances)
-
-
-def _verdict(instance: Instance, ended: Ended) -> Verdict:
-    return Verdict(
-        reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
-        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}",
-        instance=instance.name,
-        exit_code=ended.code,
-        signal=ended.signal,
-        signal_sender=ended.sender,
-        rank=ended.cause.rank if ended.cause else None,
-        rank_exit_code=ended.cause.exit_code if ended.cause else None,
-        last_lines=ended.last_lines,
-        hint=_hint(ended),
-    )
-
-
-def describe_end(ended: Ended) -> str:
-    """Return how a start command ended, as the rest of a sentence that begins with its instance."""
-    if ended.error is not None:
-        never_ran = ended.signal is None
-        return f"could not run its start command: {ended.error}" if never_ran else f"was ended: {ended.error}"
-    if ended.signal is not None:
-        text = f"was ended by signal {ended.signal}"
-        text += f" ({ended.sender})" if ended.sender else " (not sent by raycontrol)"
-    else:
-        text = f"exited {ended.code}"
-    if ended.cause is not None and ended.cause.rank is not None:
-        text += f"; its launcher names rank {ended.cause.rank}{_rank_end(ended.cause.exit_code)}"
-    return text + ("; the kernel killed a process for want of memory" if ended.oom else "")
-
-
-def _rank_end(code: int | None) -> str:
-    if code is None:
-        return ""
-    return f", signal {-code}" if code < 0 else f", exit code {code}"
-
-
-def _hint(ended: Ended) -> str | None:
-    if ended.oom:
-        return "give the job more `resources.memory`, or let it use less"
-    if ended.code == 127:
-        return "the command was not found: is it installed in this environment, or in `working_dir`?"
-    if ended.code == 126:
-        return "the command is not executable: `chmod +x` it, or call its interpreter"
-    if ended.code == 137 or (ended.signal == 9 and ended.sender is None):
-        return "SIGKILL from outside: often the kernel's or the container's memory limit; see `dmesg` on the node"
-    return None
-
-
-def _timeout_verdict(job: Job) -> Verdict:
-    limits = job.spec.timeouts
-    match job.state:
-        case JobState.QUEUED:
-            why = f" ({job.pending})" if job.pending else ""
-            return Verdict(
-                reason=Reason.QUEUE_TIMEOUT, summary=f"not started within queue_s = {limits.queue_s:g} s{why}"
-            )
-        case JobState.RUNNING:
-            return Verdict(reason=Reason.RUN_TIMEOUT, summary=f"ran longer than run_s = {limits.run_s:g} s")
-        case _:
-            preparing = job.state is JobState.PREPARING
-            waiting = ", ".join(
-                item.name
-                for item in job.instances
-                if (item.facts is None if preparing else item.passed < job.stage)
-            )
-            summary = f"{job.state} took too long; no word from {waiting}"
-            return Verdict(reason=Reason.START_TIMEOUT, summary=summary)
-
-
-def _job_exit_code(job: Job) -> int | None:
-    if job.verdict is not None:
-        return job.verdict.exit_code
-    return 0 if job.reason is Reason.COMPLETED else None
-
-
-def _instance_info(item: Instance) -> InstanceInfo:
-    return InstanceInfo(
-        name=item.name,
-        group=item.group,
-        role=item.role,
-        index=item.index,
-        node=item.node_name,
-        ip=item.ip,
-        state=item.state,
-        exit_code=item.ended.code if item.ended else None,
-        signal=item.ended.signal if item.ended else None,
-        note=item.note,
-    )
 
 
 def _note(job: Job, event: JobEvent, message: str, instance: str | None) -> Note:

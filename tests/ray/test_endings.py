@@ -87,9 +87,7 @@ def test_the_programs_own_code_and_last_lines(client: Client) -> None:
     ],
     ids=["in bash", "without a shell"],
 )
-def test_a_command_that_is_not_there(
-    client: Client, command: str | tuple[str, ...], told: str
-) -> None:
+def test_a_command_that_is_not_there(client: Client, command: str | tuple[str, ...], told: str) -> None:
     info = ended(client.submit(spec(command)))
     assert (info.state, info.exit_code, info.exit_status) == (JobState.FAILED, 127, 127)
     assert info.verdict is not None and info.verdict.hint is not None

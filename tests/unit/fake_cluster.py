@@ -15,7 +15,7 @@ from sqlalchemy.pool import Pool
 
 from raycontrol.controller import Controller, InstanceGone, Submission
 from raycontrol.instance import Preparation
-from raycontrol.lifecycle import Job
+from raycontrol.job import Job
 from raycontrol.placement import Node
 from raycontrol.plan import Orders
 from raycontrol.spec import JobSpec, Timeouts

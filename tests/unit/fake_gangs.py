@@ -13,16 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raycontrol.controller import InstanceGone, ReservationRefused
-from raycontrol.lifecycle import (
-    Ended,
-    InstanceClosed,
-    InstanceFailed,
-    InstancePrepared,
-    Job,
-    Report,
-    RunExited,
-    StagePassed,
-)
+from raycontrol.events import InstanceClosed, InstanceFailed, InstancePrepared, Report, RunExited, StagePassed
+from raycontrol.job import Ended, Job
 from raycontrol.placement import Assignment, Node, place, reserve
 from raycontrol.plan import Facts
 from raycontrol.spec import Member, members

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raycontrol.lifecycle import (
-    Ended,
+from raycontrol.events import (
     InstanceClosed,
     InstancePrepared,
-    Job,
     JobEvent,
     NodesChosen,
     NodesRefused,
@@ -18,8 +16,9 @@ from raycontrol.lifecycle import (
     RunExited,
     StagePassed,
     StopRequested,
-    advance,
 )
+from raycontrol.job import Ended, Job
+from raycontrol.lifecycle import advance
 from raycontrol.placement import Assignment
 from raycontrol.plan import Facts
 from raycontrol.spec import JobSpec, Timeouts

@@ -13,7 +13,8 @@ import pytest
 
 from raycontrol.controller import Controller
 from raycontrol.errors import JobNotFound, StoreOwned, VersionMismatch
-from raycontrol.lifecycle import Ended, InstanceNoted, InstancePrepared, Report, RunExited, StagePassed
+from raycontrol.events import InstanceNoted, InstancePrepared, Report, RunExited, StagePassed
+from raycontrol.job import Ended
 from raycontrol.status import InstanceState, JobState, Reason
 from raycontrol.version import __version__
 from tests.unit.fake_cluster import FakeCluster, Site, WriteStop, in_loop, submission

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from raycontrol.lifecycle import (
+from raycontrol.events import (
     CarryOutStage,
     Command,
-    Ended,
     InstanceFailed,
     InstanceLost,
     InstanceNoted,
-    Job,
     JobEvent,
     NodesChosen,
     NodesRefused,
@@ -24,20 +22,17 @@ from raycontrol.lifecycle import (
     PrepareInstance,
     ReleaseNodes,
     ReserveNodes,
-    Step,
     StopInstance,
     StopRequested,
     TimePassed,
     WatchInstance,
-    advance,
-    deadline,
-    describe_end,
-    info,
-    resume,
 )
+from raycontrol.job import Ended, Job, info
+from raycontrol.lifecycle import Step, advance, deadline, resume
 from raycontrol.plan import Cause
 from raycontrol.spec import JobSpec, Mode
 from raycontrol.status import InstanceState, JobInfo, JobState, Reason, Verdict
+from raycontrol.verdicts import describe_end
 from tests.unit import lifecycle_jobs as jobs
 from tests.unit.lifecycle_jobs import ASSIGNMENTS, ATTEMPT, after, closed, exited, passed, prepared
 
@@ -104,7 +99,7 @@ exited 0       | placing      | PLACING            | PLACED          |
 exited 0       | preparing    | PREPARING          | PLACED          |
 exited 0       | starting     | STARTING           | PLACED          |
 exited 0       | last_stage   | STARTING           | PLACED          |
-exited 0       | running      | RUNNING            | PLACED          |
+exited 0       | running      | RUNNING            | STARTED         |
 exited 0       | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 exited 0       | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
 exited 3       | placing      | STOPPING>FAILED    | INSTANCE_FAILED | watch worker-0, stop worker-0 10 s
@@ -118,7 +113,7 @@ noted          | placing      | PLACING            | PLACED          |
 noted          | preparing    | PREPARING          | PLACED          |
 noted          | starting     | STARTING           | PLACED          |
 noted          | last_stage   | STARTING           | PLACED          |
-noted          | running      | RUNNING            | PLACED          |
+noted          | running      | RUNNING            | STARTED         |
 noted          | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
 noted          | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 noted          | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
@@ -295,12 +290,12 @@ def test_the_story_of_a_job_is_in_its_notes() -> None:
         job, _, notes = advance(job, event)
         stories += [(note.kind, note.instance, note.message) for note in notes]
     assert stories == [
-        ("InstancePrepared", "worker-0", "prepared; stage: prove the network"),
-        ("StagePassed", "worker-0", "every instance reaches the master; stage: start"),
-        ("StagePassed", "worker-0", "start command running on 2 instances"),
+        ("InstancePrepared", None, "prepared; stage: prove the network"),
+        ("StagePassed", None, "every instance reaches the master; stage: start"),
+        ("StagePassed", None, "start command running on 2 instances"),
         ("RunExited", "worker-0", "worker-0 exited 0"),
         ("RunExited", "master-0", "master-0 exited 0"),
-        ("RunExited", "master-0", "every start command that decides exited 0"),
+        ("RunExited", None, "every start command that decides exited 0"),
     ]
 
 
@@ -757,6 +752,7 @@ def test_info_shows_the_whole_job() -> None:
         "labels": {},
         "cluster": "east",
         "outputs": "/home/jobs/digits-1/outputs",
+        "abandoned": False,
     }
 
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raycontrol.lifecycle import Job, StopInstance, StopRequested, advance
+from raycontrol.events import StopInstance, StopRequested
+from raycontrol.job import Job
+from raycontrol.lifecycle import advance
 from raycontrol.spec import JobSpec, Timeouts
 from raycontrol.status import JobState, Reason
 from tests.unit.fake_gangs import Program, nodes

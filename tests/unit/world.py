@@ -12,11 +12,10 @@ from itertools import chain, repeat
 
 from raycontrol import queue
 from raycontrol.controller import InstanceGone, ReservationRefused
-from raycontrol.lifecycle import (
+from raycontrol.events import (
     CarryOutStage,
     Command,
     InstanceLost,
-    Job,
     JobEvent,
     NodesChosen,
     NodesRefused,
@@ -30,11 +29,9 @@ from raycontrol.lifecycle import (
     StopRequested,
     TimePassed,
     WatchInstance,
-    advance,
-    deadline,
-    plan_of,
-    resume,
 )
+from raycontrol.job import Job, plan_of
+from raycontrol.lifecycle import advance, deadline, resume
 from raycontrol.placement import Node
 from raycontrol.status import JobState, Note
 from tests.unit.fake_gangs import FakeInstance, Gangs, Program

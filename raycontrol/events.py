@@ -1,0 +1,195 @@
+"""What can happen to a job (events, in the past tense) and what can follow from it (commands, in the imperative)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raycontrol.job import Ended
+from raycontrol.placement import Assignment
+from raycontrol.plan import Facts
+from raycontrol.status import Reason
+
+# Events: what happened. Those with ``attempt_id`` are dropped when they speak of another reservation than the current.
+
+
+@dataclass(frozen=True)
+class NodesChosen:
+    """The queue has found room: one node for every instance, in the order of INDEX."""
+
+    at: float
+    assignments: tuple[Assignment, ...]
+
+
+@dataclass(frozen=True)
+class PlacementDeferred:
+    """The queue cannot place the job now; ``why`` is for a person."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True)
+class NodesReserved:
+    at: float
+    attempt_id: str
+
+
+@dataclass(frozen=True)
+class NodesRefused:
+    """The reservation did not come about; the queue decides anew."""
+
+    at: float
+    attempt_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class InstancePrepared:
+    at: float
+    attempt_id: str
+    instance: str
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class InstanceFailed:
+    """An instance could not prepare itself or get through a stage."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class StagePassed:
+    at: float
+    attempt_id: str
+    instance: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class RunExited:
+    """The start command of an instance ended."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    ended: Ended
+
+
+@dataclass(frozen=True)
+class InstanceNoted:
+    """Something about an instance that a person should know and that changes nothing (log shipping paused, …)."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    message: str
+
+
+@dataclass(frozen=True)
+class InstanceClosed:
+    """Nothing of the instance runs any more and what it wrote is with the archive (``unsaved`` bytes are not)."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    unsaved: int = 0
+
+
+@dataclass(frozen=True)
+class InstanceLost:
+    """The instance's actor or node is gone."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NodesReleased:
+    at: float
+    attempt_id: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    at: float
+    why: str
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """The clock reached ``deadline(job)``."""
+
+    at: float
+
+
+Report = InstancePrepared | InstanceFailed | StagePassed | RunExited | InstanceNoted | InstanceClosed
+"""What instances report."""
+JobEvent = (
+    NodesChosen
+    | PlacementDeferred
+    | NodesReserved
+    | NodesRefused
+    | Report
+    | InstanceLost
+    | NodesReleased
+    | StopRequested
+    | TimePassed
+)
+
+
+# Commands: what the controller has to do. Each is idempotent by attempt and instance.
+
+
+@dataclass(frozen=True)
+class ReserveNodes:
+    attempt_id: str
+
+
+@dataclass(frozen=True)
+class WatchInstance:
+    """Tell when the instance's actor or node is gone."""
+
+    attempt_id: str
+    instance: str
+
+
+@dataclass(frozen=True)
+class PrepareInstance:
+    attempt_id: str
+    instance: str
+
+
+@dataclass(frozen=True)
+class CarryOutStage:
+    attempt_id: str
+    instance: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class StopInstance:
+    """TERM, ``grace_s`` seconds, KILL; then ship what is left and report closed. Not commanded again for a better ``why``."""
+
+    attempt_id: str
+    instance: str
+    grace_s: float
+    why: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class ReleaseNodes:
+    """Remove actors, placement group and, if ``last``, what the job keeps on its nodes between attempts."""
+
+    attempt_id: str
+    last: bool
+
+
+Command = ReserveNodes | WatchInstance | PrepareInstance | CarryOutStage | StopInstance | ReleaseNodes

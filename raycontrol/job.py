@@ -1,0 +1,150 @@
+"""A job as the controller knows it: its attempt, its instances, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raycontrol import backends
+from raycontrol.errors import PlanError
+from raycontrol.plan import Brief, Cause, Facts, Plan
+from raycontrol.spec import JobSpec
+from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Reason, Verdict
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a start command ended. ``at`` is epoch seconds of the controller's clock; ``error`` says why it could not be started."""
+
+    at: float
+    code: int | None = None
+    signal: int | None = None
+    sender: str | None = None
+    oom: bool = False
+    error: str | None = None
+    cause: Cause | None = None
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One instance of the current attempt, as the controller knows it.
+
+    ``passed`` is the number of the last stage it reported as passed; ``closed`` says that nothing of it is left
+    running and its logs are with the archive (or that it is lost).
+    """
+
+    name: str
+    group: str
+    role: str
+    index: int
+    node_id: str
+    node_name: str
+    ip: str
+    state: InstanceState = InstanceState.PLACED
+    facts: Facts | None = None
+    passed: int = -1
+    ended: Ended | None = None
+    closed: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job and its current attempt.
+
+    ``attempt`` counts tries as a user sees them; ``reservation`` counts placements, so that the names made from it
+    (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
+    ``failed_at`` when the verdict's first cause happened.
+    """
+
+    id: str
+    cluster: str
+    spec: JobSpec
+    user: str
+    submitted_at: float
+    package: str | None = None
+    state: JobState = JobState.QUEUED
+    reason: Reason = Reason.SUBMITTED
+    since: float = 0.0
+    attempt: int = 0
+    reservation: int = -1
+    instances: tuple[Instance, ...] = ()
+    stage: int = 0
+    after: JobState | None = None
+    forced: bool = False
+    verdict: Verdict | None = None
+    failed_at: float | None = None
+    pending: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def attempt_id(self) -> str:
+        return f"{self.id}.{self.reservation}"
+
+    @property
+    def brief(self) -> Brief:
+        return Brief(self.id, self.spec.name or self.id, self.attempt, self.attempt_id)
+
+    def instance(self, name: str) -> Instance:
+        return next(item for item in self.instances if item.name == name)
+
+
+def plan_of(job: Job) -> Plan:
+    """Return the plan of the current attempt; raises PlanError while facts are missing."""
+    return backends.make_plan(job.spec, job.brief, tuple(_known(item) for item in job.instances))
+
+
+def info(job: Job, outputs: str | None = None) -> JobInfo:
+    """Return the job as every surface shows it."""
+    return JobInfo(
+        id=job.id,
+        name=job.spec.name or job.id,
+        user=job.user,
+        mode=job.spec.mode,
+        state=job.state,
+        reason=job.reason,
+        attempt=job.attempt,
+        exit_code=_job_exit_code(job),
+        verdict=job.verdict,
+        priority=job.spec.priority,
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        instances=tuple(_instance_info(item) for item in job.instances),
+        pending=job.pending,
+        labels=job.spec.labels,
+        cluster=job.cluster,
+        outputs=outputs,
+    )
+
+
+def _known(item: Instance) -> Facts:
+    if item.facts is None:
+        raise PlanError(f"{item.name} has not reported its facts yet")
+    return item.facts
+
+
+def _job_exit_code(job: Job) -> int | None:
+    if job.verdict is not None:
+        return job.verdict.exit_code
+    return 0 if job.reason is Reason.COMPLETED else None
+
+
+def _instance_info(item: Instance) -> InstanceInfo:
+    return InstanceInfo(
+        name=item.name,
+        group=item.group,
+        role=item.role,
+        index=item.index,
+        node=item.node_name,
+        ip=item.ip,
+        state=item.state,
+        exit_code=item.ended.code if item.ended else None,
+        signal=item.ended.signal if item.ended else None,
+        note=item.note,
+    )

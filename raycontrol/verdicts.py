@@ -1,0 +1,75 @@
+"""Verdicts: why an attempt ended, in words for a person."""
+
+from __future__ import annotations
+
+from raycontrol.job import Ended, Instance, Job
+from raycontrol.status import JobState, Reason, Verdict
+
+
+def failure(instance: Instance, ended: Ended) -> Verdict:
+    return Verdict(
+        reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
+        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}",
+        instance=instance.name,
+        exit_code=ended.code,
+        signal=ended.signal,
+        signal_sender=ended.sender,
+        rank=ended.cause.rank if ended.cause else None,
+        rank_exit_code=ended.cause.exit_code if ended.cause else None,
+        last_lines=ended.last_lines,
+        hint=_hint(ended),
+    )
+
+
+def describe_end(ended: Ended) -> str:
+    """Return how a start command ended, as the rest of a sentence that begins with its instance."""
+    if ended.error is not None:
+        never_ran = ended.signal is None
+        return f"could not run its start command: {ended.error}" if never_ran else f"was ended: {ended.error}"
+    if ended.signal is not None:
+        text = f"was ended by signal {ended.signal}"
+        text += f" ({ended.sender})" if ended.sender else " (not sent by raycontrol)"
+    else:
+        text = f"exited {ended.code}"
+    if ended.cause is not None and ended.cause.rank is not None:
+        text += f"; its launcher names rank {ended.cause.rank}{_rank_end(ended.cause.exit_code)}"
+    return text + ("; the kernel killed a process for want of memory" if ended.oom else "")
+
+
+def _rank_end(code: int | None) -> str:
+    if code is None:
+        return ""
+    return f", signal {-code}" if code < 0 else f", exit code {code}"
+
+
+def _hint(ended: Ended) -> str | None:
+    if ended.oom:
+        return "give the job more `resources.memory`, or let it use less"
+    if ended.code == 127:
+        return "the command was not found: is it installed in this environment, or in `working_dir`?"
+    if ended.code == 126:
+        return "the command is not executable: `chmod +x` it, or call its interpreter"
+    if ended.code == 137 or (ended.signal == 9 and ended.sender is None):
+        return "SIGKILL from outside: often the kernel's or the container's memory limit; see `dmesg` on the node"
+    return None
+
+
+def timeout(job: Job) -> Verdict:
+    limits = job.spec.timeouts
+    match job.state:
+        case JobState.QUEUED:
+            why = f" ({job.pending})" if job.pending else ""
+            return Verdict(
+                reason=Reason.QUEUE_TIMEOUT, summary=f"not started within queue_s = {limits.queue_s:g} s{why}"
+            )
+        case JobState.RUNNING:
+            return Verdict(reason=Reason.RUN_TIMEOUT, summary=f"ran longer than run_s = {limits.run_s:g} s")
+        case _:
+            preparing = job.state is JobState.PREPARING
+            waiting = ", ".join(
+                item.name
+                for item in job.instances
+                if (item.facts is None if preparing else item.passed < job.stage)
+            )
+            summary = f"{job.state} took too long; no word from {waiting}"
+            return Verdict(reason=Reason.START_TIMEOUT, summary=summary)
