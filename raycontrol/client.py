@@ -159,10 +159,16 @@ class Client:
         return self._session
 
     def _read(self) -> Reader:
-        """Return the controller's view where there is a controller, else the store's of this machine."""
-        if self._reader is None:
-            self._reader = self._find_reader()
-        return self._reader
+        """Return the controller's view where there is a controller, else the store's of this machine.
+
+        On a cluster without a controller it is looked for each time: the first job of anybody brings one.
+        """
+        if self._reader is not None:
+            return self._reader
+        reader = self._find_reader()
+        if self._session is None or isinstance(reader, ClusterReader):
+            self._reader = reader
+        return reader
 
     def _find_reader(self) -> Reader:
         from raycontrol.connect import find_address

@@ -1,98 +1,45 @@
-"""Ray, as the controller and the actors see it: names, actors, placement groups. With ``connect``, the only user of ``ray``."""
+"""Ray, as the controller sees it: nodes, placement groups, instances. With ``actors`` and ``connect``, the only user of ``ray``."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError
 from ray.util import list_named_actors, placement_group, placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup, get_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from raycontrol.archive import Archive
+from raycontrol.actors import (
+    CONTROLLER,
+    FREE,
+    HEAD_PIN,
+    NAMESPACE,
+    InstanceActor,
+    NodeActor,
+    Seed,
+    archive_handle,
+    node_actor_name,
+    node_name,
+    ray_nodes,
+    result_of,
+)
 from raycontrol.controller import Controller, InstanceGone, Limits, ReservationRefused
-from raycontrol.errors import RaycontrolError
-from raycontrol.events import Report
-from raycontrol.instance import Identity, Instance, Preparation
+from raycontrol.instance import Preparation
 from raycontrol.job import Job
 from raycontrol.lifecycle import PLACING_S
-from raycontrol.node import Node
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand
 from raycontrol.plan import Orders
 from raycontrol.settings import Settings
-from raycontrol.spec import Mode, members
+from raycontrol.spec import members
 
-NAMESPACE = "raycontrol"
-CONTROLLER = "rc-controller"
-ARCHIVE = "rc-archive"
-HEAD_PIN = {"node:__internal_head__": 0.001}
 WATCH_S = 15.0
 NODE_CALL_S = 30.0
-FREE = {
-    "lifetime": "detached",
-    "num_cpus": 0,
-    "max_restarts": -1,
-    "max_task_retries": -1,
-    "namespace": NAMESPACE,
-}
-"""Options of the actors that serve all jobs: they need no resources, outlive their makers and start again."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Seed:
-    """What an instance's actor is made with: small, and nothing secret."""
-
-    job_id: str
-    attempt: int
-    attempt_id: str
-    instance: str
-    mode: Mode
-
-
-# Actors: the plain classes, with their links to each other.
-
-
-class InstanceActor(Instance):
-    def __init__(self, seed: Seed) -> None:
-        context = ray.get_runtime_context()
-        super().__init__(
-            Identity(
-                job_id=seed.job_id,
-                attempt=seed.attempt,
-                attempt_id=seed.attempt_id,
-                instance=seed.instance,
-                mode=seed.mode,
-                ip=str(_own_node()["NodeManagerAddress"]),
-                node_name=_name_of(_own_node()),
-                scratch=_scratch(),
-                raylet_pid=_raylet_pid(),
-                gpus=tuple(context.get_accelerator_ids()["GPU"]),
-            ),
-            RayLinks(seed, context.get_node_id()),
-        )
-
-
-class NodeActor(Node):
-    def __init__(self) -> None:
-        super().__init__(_scratch(), _read_package)
-        self._cleaning = asyncio.ensure_future(self.keep_clean())
-
-
-class ArchiveActor(Archive):
-    """Runs on the head; may be killed at any time."""
-
-    def __init__(self, home: str) -> None:
-        super().__init__(home, min_free_bytes=Settings.of_home(home).min_free_bytes)
 
 
 class ControllerActor(Controller):
@@ -105,44 +52,6 @@ class ControllerActor(Controller):
     async def describe(self) -> dict[str, Any]:
         """Return what ``raycontrol controller status`` shows, Ray's address included."""
         return {**await self.status(), "ray": ray.get_runtime_context().gcs_address}
-
-
-class RayLinks:
-    """An instance's links to controller, archive and node, looked up when they are first needed."""
-
-    def __init__(self, seed: Seed, node_id: str) -> None:
-        self._seed = seed
-        self._node_id = node_id
-        self._handles: dict[str, Any] = {}
-
-    async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
-        await _result(self._actor(CONTROLLER).report.remote(sent_at, reports))
-
-    async def append(self, offset: int, data: bytes) -> int:
-        seed = self._seed
-        append = self._actor(ARCHIVE).append
-        return int(await _result(append.remote(seed.job_id, seed.attempt, seed.instance, offset, data)))
-
-    async def append_output(
-        self, relpath: str, offset: int, data: bytes, mode: int, size: int, mtime_ns: int
-    ) -> int:
-        seed = self._seed
-        append = self._actor(ARCHIVE).append_output
-        call = append.remote(seed.job_id, seed.instance, relpath, offset, data, mode, size, mtime_ns)
-        return int(await _result(call))
-
-    async def code_dir(self, package: str | None) -> str:
-        node = self._actor(node_actor_name(self._node_id))
-        return str(await _result(node.code_dir.remote(self._seed.job_id, package)))
-
-    async def lease_port(self, purpose: str) -> int:
-        node = self._actor(node_actor_name(self._node_id))
-        return int(await _result(node.lease_port.remote(self._seed.attempt_id, purpose)))
-
-    def _actor(self, name: str) -> Any:
-        if name not in self._handles:
-            self._handles[name] = ray.get_actor(name, namespace=NAMESPACE)
-        return self._handles[name]
 
 
 # The controller's view.
@@ -281,11 +190,6 @@ class RayCluster:
 # Names and handles.
 
 
-def node_actor_name(node_id: str) -> str:
-    """Return the name of a node's actor."""
-    return f"rc-node:{node_id}"
-
-
 def controller_handle(home: str, name: str) -> Any:
     """Return the cluster's controller, made on the head if there is none."""
     options = {**FREE, "resources": HEAD_PIN, "name": CONTROLLER, "get_if_exists": True}
@@ -300,59 +204,13 @@ def existing_controller() -> Any | None:
         return None
 
 
-def archive_handle(home: str | None = None) -> Any:
-    """Return the archive; made on the head, with this home, if there is none."""
-    if home is None:
-        return ray.get_actor(ARCHIVE, namespace=NAMESPACE)
-    options = {**FREE, "resources": HEAD_PIN, "name": ARCHIVE, "get_if_exists": True}
-    return ray.remote(ArchiveActor).options(**options).remote(home)
-
-
 def cluster_address() -> str:
     """Return the GCS address of the cluster this process is connected to."""
     address: str = ray.get_runtime_context().gcs_address
     return address
 
 
-# Inside an actor's process.
-
-
-def _scratch() -> str:
-    """Return this node's folder for jobs: under Ray's session folder, so that it never outlives the Ray of this node."""
-    chosen = Settings.load().scratch
-    node_id = ray.get_runtime_context().get_node_id()
-    own_node: Any = ray._private.worker.global_worker.node
-    base = Path(chosen) if chosen else Path(own_node.get_session_dir_path()) / "raycontrol"
-    return str(base / node_id[:16])
-
-
-def _raylet_pid() -> int:
-    """Return the pid of this node's raylet, the parent of every worker."""
-    return os.getppid()
-
-
-def _own_node() -> dict[str, Any]:
-    node_id = ray.get_runtime_context().get_node_id()
-    return next(node for node in _ray_nodes() if node["NodeID"] == node_id)
-
-
-async def _read_package(digest: str, offset: int, max_bytes: int) -> bytes:
-    data: bytes = await _result(archive_handle().read_package.remote(digest, offset, max_bytes))
-    return data
-
-
 # Ray's tables.
-
-
-def _name_of(node: dict[str, Any]) -> str:
-    """Return the name given at ``ray start --node-name``, else the host's name."""
-    named = node.get("NodeName")
-    return str(named if named and named != node["NodeManagerAddress"] else node["NodeManagerHostname"])
-
-
-def _ray_nodes() -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return nodes
 
 
 def living_nodes() -> tuple[NodeRoom, ...]:
@@ -361,13 +219,13 @@ def living_nodes() -> tuple[NodeRoom, ...]:
     return tuple(
         NodeRoom(
             id=node["NodeID"],
-            name=_name_of(node),
+            name=node_name(node),
             ip=node["NodeManagerAddress"],
             total=node["Resources"],
             free=free.get(node["NodeID"], {}),
             labels=node.get("Labels") or {},
         )
-        for node in _ray_nodes()
+        for node in ray_nodes()
         if node["Alive"]
     )
 
@@ -400,7 +258,7 @@ def _kill_actor(name: str) -> None:
 
 def _make_node_actors() -> None:
     known = set(_actor_names())
-    for node in _ray_nodes():
+    for node in ray_nodes():
         name = node_actor_name(node["NodeID"])
         if node["Alive"] and name not in known:
             here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -414,17 +272,7 @@ async def _tidy_node(node_id: str, job_id: str, attempt_id: str, last: bool) -> 
         node = await asyncio.to_thread(ray.get_actor, node_actor_name(node_id), NAMESPACE)
     except ValueError:
         return  # the node's actor went with its node
-    await asyncio.wait_for(_result(node.release.remote(job_id, attempt_id, last)), NODE_CALL_S)
-
-
-async def _result(reference: Any) -> Any:
-    """Return a call's result; an error of ours is raised as it was, without Ray's traceback around it."""
-    try:
-        return await reference
-    except RayTaskError as error:
-        if isinstance(error.cause, RaycontrolError):
-            raise error.cause from None
-        raise
+    await asyncio.wait_for(result_of(node.release.remote(job_id, attempt_id, last)), NODE_CALL_S)
 
 
 def _remove_strangers(cluster: str, attempt_ids: set[str]) -> list[str]:

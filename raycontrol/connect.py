@@ -100,7 +100,7 @@ class Session:
 
     def archive(self) -> Any:
         """Return the archive, which the controller has started."""
-        from raycontrol.cluster import archive_handle
+        from raycontrol.actors import archive_handle
 
         return archive_handle()
 
@@ -183,7 +183,7 @@ class Session:
     def _init(self, **options: Any) -> None:
         import ray
 
-        from raycontrol.cluster import NAMESPACE
+        from raycontrol.actors import NAMESPACE
 
         with _own_signals():
             try:

@@ -190,7 +190,8 @@ def _failed(job: Job, event: InstanceFailed) -> Change:
     verdict = Verdict(
         reason=event.reason, summary=f"{event.instance}: {event.message}", instance=event.instance
     )
-    return _stop(job, event.at, verdict, because=f"{event.instance} failed")
+    stopped, message = _stop(job, event.at, verdict, because=f"{event.instance} failed")
+    return _with(stopped, event.instance, note=event.message), message
 
 
 def _passed(job: Job, event: StagePassed) -> Change:

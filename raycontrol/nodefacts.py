@@ -15,6 +15,8 @@ import psutil
 LEASED_PORTS = range(20_000, 29_400)
 """Where leased ports come from: below the kernel's ephemeral range, above what services use, beside torchrun's 29400 and 29500."""
 
+RAYS_ALLOCATOR = "/ray/core/libjemalloc.so"
+
 
 def raylet_environment(raylet_pid: int) -> dict[str, str]:
     """Return the environment the raylet was started with, less everything of Ray's own.
@@ -24,15 +26,22 @@ def raylet_environment(raylet_pid: int) -> dict[str, str]:
     """
     raw = Path(f"/proc/{raylet_pid}/environ").read_bytes()
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
-    named = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    return {name: value for name, value in named.items() if not _is_of_ray(name)}
+    return without_ray({os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs})
 
 
-def _is_of_ray(name: str) -> bool:
-    return name.startswith(("RAY_", "__RAY", "RAYCONTROL_")) or name in (
+def without_ray(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a raylet's environment without what Ray has added to that of ``ray start``."""
+    return {name: value for name, value in environment.items() if not _is_of_ray(name, value)}
+
+
+def _is_of_ray(name: str, value: str) -> bool:
+    if name.startswith(("RAY_", "__RAY", "RAYCONTROL_")) or name in (
         "PYTHONBREAKPOINT",
         "VIRTUAL_ENV_PROMPT",
-    )
+    ):
+        return True
+    # Ray gives the raylet an allocator of its own, where the operator has not preloaded anything.
+    return name == "LD_PRELOAD" and value.endswith(RAYS_ALLOCATOR)
 
 
 def search_path(environment: Mapping[str, str], own_bin: str) -> str:

@@ -117,7 +117,8 @@ class StoreReader:
     """Reads what is on this machine's disk; nothing can be changed here but removed."""
 
     def __init__(self, home: Path) -> None:
-        self._store = Store.open_existing(home)
+        self._home = home
+        self._opened: Store | None = None
         self._archive = Archive(home)
 
     def find(self, prefix: str) -> list[str]:
@@ -189,6 +190,13 @@ class StoreReader:
             _run(self._archive.remove_job(job_id))
         _run(self._archive.remove_packages({digest for digest in in_use if digest}))
         self._store.remove(job_ids)
+
+    @property
+    def _store(self) -> Store | None:
+        """The store; None until the first job has made one."""
+        if self._opened is None:
+            self._opened = Store.open_existing(self._home)
+        return self._opened
 
     def _row(self, job_id: str) -> JobRow:
         row = None if self._store is None else self._store.job(job_id)

@@ -252,7 +252,7 @@ def nothing_of_ray_is_left(job: Job) -> Iterator[str]:
             if name in (*job.env, *NAMES_BY_MODE[job.mode], *EVERYWHERE, *SET_AFRESH):
                 continue
             added = name not in job.node_env and job.worker_env.get(name) == value
-            if added or name.startswith("RAY_") or "ray.util" in value:
+            if added or name.startswith("RAY_") or "ray.util" in value or "/ray/core/" in value:
                 yield f"{who(document)}: {name}={value} comes from Ray"
 
 

@@ -71,7 +71,7 @@ def fourth_host(cluster: Cluster) -> Iterator[int]:
 
 
 def test_a_job_that_needs_one_host_more_waits_for_it(cluster: Cluster, fourth_host: int) -> None:
-    job_id = cluster.json(0, "submit", "--nodes", "4", "--", "hostname")["id"]
+    job_id = cluster.raycontrol(0, "submit", "--nodes", "4", "--", "hostname", check=True).stdout.strip()
     reason = (
         "the cluster as it is can never run it: needs 4 instances with cpu 1, each on a node of its own;"
         " 3 of 3 nodes can take one"

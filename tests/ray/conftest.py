@@ -171,10 +171,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRay]:
 
 @pytest.fixture(scope="session")
 def client(cluster: LocalRay) -> Iterator[Client]:
-    """This process as a driver of the session's Ray, which Ray allows once per process."""
+    """This process as a driver of the session's Ray, which Ray allows once per process.
+
+    It reads before there may be a controller; what it saw then must not stay its view of things.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         with Client(settings=Settings.load(cluster.env)) as client:
+            client.list()
             yield client
 
 

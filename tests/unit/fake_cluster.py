@@ -206,7 +206,7 @@ class Site:
         if dead._store is not None:
             dead._store.close()
         for handle in Path("/proc/self/fd").iterdir():
-            if handle.is_symlink() and os.readlink(handle).startswith(str(self.home / "locks")):
+            if handle.is_symlink() and (self.home / "locks") in handle.readlink().parents:
                 os.close(int(handle.name))
 
     async def submit(self, job_id: str, **spec: Any) -> JobInfo:

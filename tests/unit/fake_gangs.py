@@ -25,7 +25,7 @@ from raycontrol.status import Reason
 class Program:
     """What an instance and its start command do: run ``seconds`` (None: until stopped), then exit with ``code``.
 
-    ``silent``: never prepared. ``unready``: cannot prepare, and says so. ``deaf``: ends by SIGKILL only.
+    ``silent``: says nothing, neither prepared nor started. ``unready``: cannot prepare, and says so. ``deaf``: ends by SIGKILL only.
     ``hung``: does not end at all, as on a host that does not answer.
     """
 
@@ -125,7 +125,7 @@ class FakeInstance:
         self._report(InstancePrepared(self._now(), self.attempt_id, self.name, self.facts))
 
     def _finish_stage(self, stage: int, runs: bool) -> None:
-        if self._stopping:
+        if self._stopping or self._program.silent:
             return
         if runs:
             self._gangs.note_start(self)

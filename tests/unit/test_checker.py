@@ -160,6 +160,9 @@ BROKEN = {
     "INDEX 1, process 0: RAY_AUTH_MODE=disabled comes from Ray": setting(RAY_AUTH_MODE="disabled"),
     "INDEX 1, process 0: OMP_NUM_THREADS=1 comes from Ray": setting(OMP_NUM_THREADS="1"),
     "INDEX 1, process 0: NEW_IN_RAY=x comes from Ray": setting(NEW_IN_RAY="x"),
+    "INDEX 1, process 0: LD_PRELOAD=/v/site-packages/ray/core/libjemalloc.so comes from Ray": setting(
+        LD_PRELOAD="/v/site-packages/ray/core/libjemalloc.so"
+    ),
     "INDEX 1, process 0: PYTHONBREAKPOINT=ray.util.rpdb.set_trace comes from Ray": setting(
         PYTHONBREAKPOINT="ray.util.rpdb.set_trace"
     ),

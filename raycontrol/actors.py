@@ -1,0 +1,174 @@
+"""The plain classes as Ray actors, and their links to each other: names, handles, how an error crosses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from raycontrol.archive import Archive
+from raycontrol.errors import RaycontrolError
+from raycontrol.events import Report
+from raycontrol.instance import Identity, Instance
+from raycontrol.node import Node
+from raycontrol.settings import Settings
+from raycontrol.spec import Mode
+
+NAMESPACE = "raycontrol"
+CONTROLLER = "rc-controller"
+ARCHIVE = "rc-archive"
+HEAD_PIN = {"node:__internal_head__": 0.001}
+FREE = {
+    "lifetime": "detached",
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "max_task_retries": -1,
+    "namespace": NAMESPACE,
+}
+"""Options of the actors that serve all jobs: they need no resources, outlive their makers and start again."""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What an instance's actor is made with: small, and nothing secret."""
+
+    job_id: str
+    attempt: int
+    attempt_id: str
+    instance: str
+    mode: Mode
+
+
+class InstanceActor(Instance):
+    def __init__(self, seed: Seed) -> None:
+        context = ray.get_runtime_context()
+        super().__init__(
+            Identity(
+                job_id=seed.job_id,
+                attempt=seed.attempt,
+                attempt_id=seed.attempt_id,
+                instance=seed.instance,
+                mode=seed.mode,
+                ip=str(_own_node()["NodeManagerAddress"]),
+                node_name=node_name(_own_node()),
+                scratch=_scratch(),
+                raylet_pid=_raylet_pid(),
+                gpus=tuple(context.get_accelerator_ids()["GPU"]),
+            ),
+            RayLinks(seed, context.get_node_id()),
+        )
+
+
+class NodeActor(Node):
+    def __init__(self) -> None:
+        super().__init__(_scratch(), _read_package)
+        self._cleaning = asyncio.ensure_future(self.keep_clean())
+
+
+class ArchiveActor(Archive):
+    """Runs on the head; may be killed at any time."""
+
+    def __init__(self, home: str) -> None:
+        super().__init__(home, min_free_bytes=Settings.of_home(home).min_free_bytes)
+
+
+class RayLinks:
+    """An instance's links to controller, archive and node, looked up when they are first needed."""
+
+    def __init__(self, seed: Seed, node_id: str) -> None:
+        self._seed = seed
+        self._node_id = node_id
+        self._handles: dict[str, Any] = {}
+
+    async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
+        await result_of(self._actor(CONTROLLER).report.remote(sent_at, reports))
+
+    async def append(self, offset: int, data: bytes) -> int:
+        seed = self._seed
+        append = self._actor(ARCHIVE).append
+        return int(await result_of(append.remote(seed.job_id, seed.attempt, seed.instance, offset, data)))
+
+    async def append_output(
+        self, relpath: str, offset: int, data: bytes, mode: int, size: int, mtime_ns: int
+    ) -> int:
+        seed = self._seed
+        append = self._actor(ARCHIVE).append_output
+        call = append.remote(seed.job_id, seed.instance, relpath, offset, data, mode, size, mtime_ns)
+        return int(await result_of(call))
+
+    async def code_dir(self, package: str | None) -> str:
+        node = self._actor(node_actor_name(self._node_id))
+        return str(await result_of(node.code_dir.remote(self._seed.job_id, package)))
+
+    async def lease_port(self, purpose: str) -> int:
+        node = self._actor(node_actor_name(self._node_id))
+        return int(await result_of(node.lease_port.remote(self._seed.attempt_id, purpose)))
+
+    def _actor(self, name: str) -> Any:
+        if name not in self._handles:
+            self._handles[name] = ray.get_actor(name, namespace=NAMESPACE)
+        return self._handles[name]
+
+
+def node_actor_name(node_id: str) -> str:
+    """Return the name of a node's actor."""
+    return f"rc-node:{node_id}"
+
+
+def archive_handle(home: str | None = None) -> Any:
+    """Return the archive; made on the head, with this home, if there is none."""
+    if home is None:
+        return ray.get_actor(ARCHIVE, namespace=NAMESPACE)
+    options = {**FREE, "resources": HEAD_PIN, "name": ARCHIVE, "get_if_exists": True}
+    return ray.remote(ArchiveActor).options(**options).remote(home)
+
+
+def node_name(node: dict[str, Any]) -> str:
+    """Return the name given at ``ray start --node-name``, else the host's name."""
+    named = node.get("NodeName")
+    return str(named if named and named != node["NodeManagerAddress"] else node["NodeManagerHostname"])
+
+
+def ray_nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+async def result_of(reference: Any) -> Any:
+    """Return a call's result; an error of ours is raised as it was, without Ray's traceback around it."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        if isinstance(error.cause, RaycontrolError):
+            raise error.cause from None
+        raise
+
+
+def _scratch() -> str:
+    """Return this node's folder for jobs: under Ray's session folder, so that it never outlives the Ray of this node."""
+    chosen = Settings.load().scratch
+    node_id = ray.get_runtime_context().get_node_id()
+    own_node: Any = ray._private.worker.global_worker.node
+    base = Path(chosen) if chosen else Path(own_node.get_session_dir_path()) / "raycontrol"
+    return str(base / node_id[:16])
+
+
+def _raylet_pid() -> int:
+    """Return the pid of this node's raylet, the parent of every worker."""
+    return os.getppid()
+
+
+def _own_node() -> dict[str, Any]:
+    node_id = ray.get_runtime_context().get_node_id()
+    return next(node for node in ray_nodes() if node["NodeID"] == node_id)
+
+
+async def _read_package(digest: str, offset: int, max_bytes: int) -> bytes:
+    data: bytes = await result_of(archive_handle().read_package.remote(digest, offset, max_bytes))
+    return data
