@@ -28,7 +28,8 @@ from raycontrol.actors import (
     ray_nodes,
     result_of,
 )
-from raycontrol.controller import Controller, InstanceGone, Limits, ReservationRefused
+from raycontrol.controller import Controller, Limits
+from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.instance import Preparation
 from raycontrol.job import Job
 from raycontrol.lifecycle import PLACING_S

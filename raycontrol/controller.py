@@ -1,8 +1,8 @@
 """The controller: takes jobs, stores what becomes of them, and carries out what ``lifecycle`` demands.
 
-It decides nothing itself: ``queue`` says which job starts, ``lifecycle.advance`` what an event makes of a job. Its
-running tasks are kept equal to ``lifecycle.duties`` of its jobs, so that a controller that starts again on a store
-takes up exactly what the old one left.
+It decides nothing itself: ``queue`` says which job starts, ``lifecycle.advance`` what an event makes of a job, and
+``duties`` keeps running what the states of the jobs demand, so that a controller that starts again on a store takes
+up exactly what the old one left.
 """
 
 from __future__ import annotations
@@ -17,34 +17,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from raycontrol import backends, lifecycle, placement, queue
+from raycontrol import lifecycle, placement, queue
+from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismatch
 from raycontrol.events import (
-    CarryOutStage,
-    Command,
-    InstanceLost,
     JobEvent,
     NodesChosen,
-    NodesRefused,
-    NodesReleased,
-    NodesReserved,
     PlacementDeferred,
-    PrepareInstance,
-    ReleaseNodes,
     Report,
-    ReserveNodes,
     RunExited,
-    StopInstance,
     StopRequested,
     TimePassed,
-    WatchInstance,
 )
-from raycontrol.instance import Preparation
-from raycontrol.job import Job, plan_of
+from raycontrol.job import Job
 from raycontrol.jobrows import info_of, read_info, read_job, row_of
-from raycontrol.plan import Orders, orders
 from raycontrol.retention import expired
 from raycontrol.spec import JobSpec, members
 from raycontrol.status import Event, JobInfo, JobState, Note
@@ -63,51 +51,6 @@ RETRY_MAX_S = 5.0
 LONG_POLL_MAX_S = 20.0
 
 T = TypeVar("T")
-
-
-class ReservationRefused(Exception):
-    """Ray did not give the nodes; the argument says why."""
-
-
-class InstanceGone(Exception):
-    """The instance's actor is dead; the argument says how that is known."""
-
-
-class Cluster(Protocol):
-    """What the controller needs of Ray. Every call is idempotent by attempt and instance, and may be retried."""
-
-    async def nodes(self) -> tuple[placement.Node, ...]:
-        """Return the living nodes and what is free on them, what others use included."""
-
-    async def reserve(self, job: Job) -> None:
-        """Reserve one bundle an instance on the chosen nodes and start the instances' actors; raises ReservationRefused."""
-
-    async def prepare(self, job: Job, instance: str, order: Preparation) -> None:
-        """Pass an order on; raises InstanceGone when the actor is dead."""
-
-    async def carry_out(self, job: Job, instance: str, order: Orders) -> None:
-        """Pass a stage's orders on; raises InstanceGone."""
-
-    async def stop(self, job: Job, instance: str, grace_s: float, why: str) -> None:
-        """Pass a stop on; raises InstanceGone."""
-
-    async def watch(self, job: Job, instance: str) -> None:
-        """Return only by raising InstanceGone, when the instance's actor is dead."""
-
-    async def release(self, job: Job, last: bool) -> None:
-        """Remove actors and placement group, wait until they are gone, and clean up on the nodes."""
-
-    async def serve_nodes(self) -> None:
-        """See to it that every living node has its node actor."""
-
-    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
-        """Remove actors and placement groups of ours that belong to none of these attempts; return their names."""
-
-    async def sizes_of_jobs(self) -> dict[str, int]:
-        """Return the bytes that the archive keeps of each job."""
-
-    async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
-        """Let the archive forget the logs and outputs of these jobs, and packages that no job uses."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +92,7 @@ class Controller:
         self._lease: Lease | None = None
         self._jobs: dict[str, Job] = {}
         self._inbox: asyncio.Queue[tuple[str, JobEvent, asyncio.Future[None] | None]] = asyncio.Queue()
-        self._tasks: dict[tuple[str, Command], asyncio.Task[None]] = {}
-        self._ended_tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._duties = Duties(cluster, clock, self._post)
         self._loops: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[None] | None = None
         self._changed = asyncio.Condition()
@@ -310,7 +252,7 @@ class Controller:
         if strangers:
             log.warning("removed what no job of the store owns: %s", ", ".join(strangers))
         for job in self._jobs.values():
-            self._keep_duties(job)
+            self._duties.keep(job)
         loops = (
             self._take_events(),
             self._run_queue(),
@@ -347,7 +289,7 @@ class Controller:
             await self._save([Change(row_of(job), tuple(notes[job_id])) for job_id, job in changed.items()])
         for job_id, job in changed.items():
             self._jobs[job_id] = job
-            self._keep_duties(job)
+            self._duties.keep(job)
             if job.state.terminal:
                 del self._jobs[job_id]
             if job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
@@ -381,73 +323,6 @@ class Controller:
 
     def _post(self, job_id: str, event: JobEvent) -> None:
         self._inbox.put_nowait((job_id, event, None))
-
-    # Duties: one running task for each.
-
-    def _keep_duties(self, job: Job) -> None:
-        """Start a task for every duty that has none, cancel those that are no longer demanded."""
-        wanted = set(lifecycle.duties(job))
-        for key, task in list(self._tasks.items()):
-            if key[0] == job.id and key[1] not in wanted:
-                del self._tasks[key]
-                task.cancel()
-                self._ended_tasks.setdefault(job.id, set()).add(task)
-        for command in wanted:
-            if (job.id, command) not in self._tasks:
-                self._tasks[job.id, command] = asyncio.ensure_future(_logged(self._carry_out(job, command)))
-        if job.state.terminal:
-            self._ended_tasks.pop(job.id, None)
-
-    async def _carry_out(self, job: Job, command: Command) -> None:
-        match command:
-            case ReserveNodes():
-                await self._reserve(job)
-            case WatchInstance(instance=name):
-                await self._persist(lambda: self._cluster.watch(job, name), job, name)
-            case PrepareInstance(instance=name):
-                order = _preparation(job, name)
-                await self._persist(lambda: self._cluster.prepare(job, name, order), job, name)
-            case CarryOutStage(instance=name, stage=stage):
-                part = orders(plan_of(job), stage, name)
-                await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
-            case StopInstance(instance=name, grace_s=grace_s, why=why):
-                await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)
-            case ReleaseNodes(last=last):
-                await self._release(job, last)
-
-    async def _reserve(self, job: Job) -> None:
-        try:
-            await self._persist(lambda: self._cluster.reserve(job), job)
-        except ReservationRefused as refusal:
-            self._post(job.id, NodesRefused(self._clock(), job.attempt_id, str(refusal)))
-        else:
-            self._post(job.id, NodesReserved(self._clock(), job.attempt_id))
-
-    async def _release(self, job: Job, last: bool) -> None:
-        earlier = self._ended_tasks.pop(job.id, set())
-        await asyncio.gather(*earlier, return_exceptions=True)
-        await self._persist(lambda: self._cluster.release(job, last), job)
-        self._post(job.id, NodesReleased(self._clock(), job.attempt_id))
-
-    async def _persist(
-        self, call: Callable[[], Coroutine[Any, Any, None]], job: Job, instance: str | None = None
-    ) -> None:
-        """Make the call until it succeeds; a dead instance is told as lost. Cancelled when the duty ends."""
-        pause_s = RETRY_FIRST_S
-        while True:
-            try:
-                await call()
-                return
-            except InstanceGone as gone:
-                if instance is not None:
-                    self._post(job.id, InstanceLost(self._clock(), job.attempt_id, instance, str(gone)))
-                return
-            except ReservationRefused:
-                raise
-            except Exception:
-                log.exception("job %s: a call to the cluster failed; trying again in %.1f s", job.id, pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     # The queue, the clock, the lease, the nodes.
 
@@ -578,11 +453,6 @@ class Controller:
                 pass
 
 
-def _preparation(job: Job, name: str) -> Preparation:
-    member = next(item for item in members(job.spec) if item.name == name)
-    return Preparation(job.package, backends.leases(job.spec.mode, member))
-
-
 def _on_our_clock(report: Report, offset: float) -> Report:
     if isinstance(report, RunExited):
         ended = replace(report.ended, at=report.ended.at + offset)
@@ -599,14 +469,6 @@ async def _wait(event: asyncio.Event, timeout_s: float | None) -> None:
         await asyncio.wait_for(event.wait(), timeout_s)
     except asyncio.TimeoutError:
         pass
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except Exception:
-        log.exception("a duty failed in a way nobody foresaw")
-        raise
 
 
 async def _for_ever(work: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
-from raycontrol.controller import Controller, InstanceGone, Submission
+from raycontrol.controller import Controller, Submission
+from raycontrol.duties import InstanceGone
 from raycontrol.instance import Preparation
 from raycontrol.job import Job
 from raycontrol.placement import Node

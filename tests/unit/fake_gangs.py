@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raycontrol.controller import InstanceGone, ReservationRefused
+from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import InstanceClosed, InstanceFailed, InstancePrepared, Report, RunExited, StagePassed
 from raycontrol.job import Ended, Job
 from raycontrol.placement import Assignment, Node, place, reserve

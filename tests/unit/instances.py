@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +69,7 @@ class Gang:
         self.job_id = f"test-{uuid.uuid4().hex}"
         self.attempt_id = f"{self.job_id}.0"
         self.links = FakeLinks(folder)
+        self.code = folder / "code"
         identity = Identity(
             job_id=self.job_id,
             attempt=0,
@@ -135,10 +136,3 @@ async def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {LIMIT_S} s"
         await asyncio.sleep(0.01)
-
-
-async def turns(count: int, before: Awaitable[None]) -> None:
-    """Do ``before``, then let the event loop go round ``count`` times."""
-    await before
-    for _ in range(count):
-        await asyncio.sleep(0)

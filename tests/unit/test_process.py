@@ -348,16 +348,15 @@ def test_out_of_memory_is_told_from_other_kills_by_the_cgroups_count(trees: Tree
     except OSError:
         pytest.skip("needs root and the first version of memory cgroups, to make one with a limit")
     enter = f"open('{group}/cgroup.procs', 'w').write(str(os.getpid()))"
-    hungry = Owner(
-        trees.run("tail /dev/zero"), before=enter, then="print((await process.gone()).oom, flush=True)"
-    )
-    killed = Owner(
-        trees.run("kill -9 $$"), before=enter, then="print((await process.gone()).oom, flush=True)"
-    )
     try:
-        assert [owner.popen.stdout.read().split()[1] for owner in (hungry, killed)] == [b"True", b"False"]
+        for command, oom in (("tail /dev/zero", b"True"), ("kill -9 $$", b"False")):
+            owner = Owner(
+                trees.run(command), before=enter, then="print((await process.gone()).oom, flush=True)"
+            )
+            try:
+                assert owner.popen.stdout.read().split()[1] == oom
+            finally:
+                owner.close()
     finally:
-        hungry.close()
-        killed.close()
         wait_until(lambda: not (group / "cgroup.procs").read_text(), what="an empty cgroup")
         group.rmdir()

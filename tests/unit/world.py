@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
 from raycontrol import queue
-from raycontrol.controller import InstanceGone, ReservationRefused
+from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
     CarryOutStage,
     Command,

@@ -1,0 +1,173 @@
+"""Duties: for everything that ``lifecycle.duties`` demands of a job, one running task that sees to it.
+
+What the tasks need of Ray is the protocol ``Cluster``; what they learn goes out as events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from raycontrol import backends, lifecycle, placement
+from raycontrol.events import (
+    CarryOutStage,
+    Command,
+    InstanceLost,
+    JobEvent,
+    NodesRefused,
+    NodesReleased,
+    NodesReserved,
+    PrepareInstance,
+    ReleaseNodes,
+    ReserveNodes,
+    StopInstance,
+    WatchInstance,
+)
+from raycontrol.instance import Preparation
+from raycontrol.job import Job, plan_of
+from raycontrol.plan import Orders, orders
+from raycontrol.spec import members
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+
+Post = Callable[[str, JobEvent], None]
+"""``post(job_id, event)``: take an event in; returns at once."""
+
+
+class ReservationRefused(Exception):
+    """Ray did not give the nodes; the argument says why."""
+
+
+class InstanceGone(Exception):
+    """The instance's actor is dead; the argument says how that is known."""
+
+
+class Cluster(Protocol):
+    """What the controller needs of Ray. Every call is idempotent by attempt and instance, and may be retried."""
+
+    async def nodes(self) -> tuple[placement.Node, ...]:
+        """Return the living nodes and what is free on them, what others use included."""
+
+    async def reserve(self, job: Job) -> None:
+        """Reserve one bundle an instance on the chosen nodes and start the instances' actors; raises ReservationRefused."""
+
+    async def prepare(self, job: Job, instance: str, order: Preparation) -> None:
+        """Pass an order on; raises InstanceGone when the actor is dead."""
+
+    async def carry_out(self, job: Job, instance: str, order: Orders) -> None:
+        """Pass a stage's orders on; raises InstanceGone."""
+
+    async def stop(self, job: Job, instance: str, grace_s: float, why: str) -> None:
+        """Pass a stop on; raises InstanceGone."""
+
+    async def watch(self, job: Job, instance: str) -> None:
+        """Return only by raising InstanceGone, when the instance's actor is dead."""
+
+    async def release(self, job: Job, last: bool) -> None:
+        """Remove actors and placement group, wait until they are gone, and clean up on the nodes."""
+
+    async def serve_nodes(self) -> None:
+        """See to it that every living node has its node actor."""
+
+    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
+        """Remove actors and placement groups of ours that belong to none of these attempts; return their names."""
+
+    async def sizes_of_jobs(self) -> dict[str, int]:
+        """Return the bytes that the archive keeps of each job."""
+
+    async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
+        """Let the archive forget the logs and outputs of these jobs, and packages that no job uses."""
+
+
+class Duties:
+    """The running tasks of all jobs, kept equal to what their states demand. ``clock`` gives the times of events."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float], post: Post) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._post = post
+        self._tasks: dict[tuple[str, Command], asyncio.Task[None]] = {}
+        self._ended: dict[str, set[asyncio.Task[None]]] = {}
+
+    def keep(self, job: Job) -> None:
+        """Start a task for every duty that has none, cancel those that are no longer demanded."""
+        wanted = set(lifecycle.duties(job))
+        for key, task in list(self._tasks.items()):
+            if key[0] == job.id and key[1] not in wanted:
+                del self._tasks[key]
+                task.cancel()
+                self._ended.setdefault(job.id, set()).add(task)
+        for command in wanted:
+            if (job.id, command) not in self._tasks:
+                self._tasks[job.id, command] = asyncio.ensure_future(_logged(self._carry_out(job, command)))
+        if job.state.terminal:
+            self._ended.pop(job.id, None)
+
+    async def _carry_out(self, job: Job, command: Command) -> None:
+        match command:
+            case ReserveNodes():
+                await self._reserve(job)
+            case WatchInstance(instance=name):
+                await self._persist(lambda: self._cluster.watch(job, name), job, name)
+            case PrepareInstance(instance=name):
+                order = _preparation(job, name)
+                await self._persist(lambda: self._cluster.prepare(job, name, order), job, name)
+            case CarryOutStage(instance=name, stage=stage):
+                part = orders(plan_of(job), stage, name)
+                await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
+            case StopInstance(instance=name, grace_s=grace_s, why=why):
+                await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)
+            case ReleaseNodes(last=last):
+                await self._release(job, last)
+
+    async def _reserve(self, job: Job) -> None:
+        try:
+            await self._persist(lambda: self._cluster.reserve(job), job)
+        except ReservationRefused as refusal:
+            self._post(job.id, NodesRefused(self._clock(), job.attempt_id, str(refusal)))
+        else:
+            self._post(job.id, NodesReserved(self._clock(), job.attempt_id))
+
+    async def _release(self, job: Job, last: bool) -> None:
+        earlier = self._ended.pop(job.id, set())
+        await asyncio.gather(*earlier, return_exceptions=True)
+        await self._persist(lambda: self._cluster.release(job, last), job)
+        self._post(job.id, NodesReleased(self._clock(), job.attempt_id))
+
+    async def _persist(
+        self, call: Callable[[], Coroutine[Any, Any, None]], job: Job, instance: str | None = None
+    ) -> None:
+        """Make the call until it succeeds; a dead instance is told as lost. Cancelled when the duty ends."""
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                await call()
+                return
+            except InstanceGone as gone:
+                if instance is not None:
+                    self._post(job.id, InstanceLost(self._clock(), job.attempt_id, instance, str(gone)))
+                return
+            except ReservationRefused:
+                raise
+            except Exception:
+                log.exception("job %s: a call to the cluster failed; trying again in %.1f s", job.id, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+
+def _preparation(job: Job, name: str) -> Preparation:
+    member = next(item for item in members(job.spec) if item.name == name)
+    return Preparation(job.package, backends.leases(job.spec.mode, member))
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception:
+        log.exception("a duty failed in a way nobody foresaw")
+        raise
