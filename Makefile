@@ -30,9 +30,9 @@ check: ## format, lint, types, unit tests; under a minute
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit
 
-bench: ## how long a submit and a small job take, on three hosts (needs root)
+bench: ## a job that does nothing, beside Ray's own way to start it, on three hosts (needs root)
 	@scripts/setup test
-	$(BIN)/python -m scripts.bench
+	$(BIN)/python -m tests.bench.launch
 
 clean: ## remove what builds and checks have left (.venv stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -128,9 +128,8 @@ class Controller:
         await self.started()
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
-        async with (
-            self._submitting
-        ):  # a call that is repeated while the first waits for the store must find its job
+        async with self._submitting:
+            # A call that is repeated while the first one waits for the store must find its job.
             known = await self._find(submission.job_id)
             return self._info(known or await self._add(submission))
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from raycontrol import backends, nodefacts, process
 from raycontrol.errors import RaycontrolError
@@ -41,6 +42,8 @@ SHIP_LIMIT_S = 20.0
 VERDICT_LINES = 20
 EXPLAIN_LINES = 400
 MAX_TOLD = 5
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Instance:
         self._facts: Facts | None = None
         self._probe: asyncio.Server | None = None
         self._processes: dict[str, process.Process] = {}
+        self._launches: list[asyncio.Future[None]] = []
+        self._exits: list[asyncio.Future[None]] = []
         self._shipper: Shipper | None = None
         self._passed = -1
         self._stopping = False
@@ -184,8 +189,14 @@ class Instance:
             self._report(self._stage_passed(orders.stage))
 
     async def _start_run(self, run: PlannedRun, orders: Orders) -> None:
+        """Start a run. A stop does not break a launch off half-way: it waits for it, and ends what was launched."""
         if run.name in self._processes or self._stopping:
             return
+        launch = self._start(self._launch(run, orders))
+        self._launches.append(launch)
+        await asyncio.shield(launch)
+
+    async def _launch(self, run: PlannedRun, orders: Orders) -> None:
         facts = self._facts
         assert facts is not None, "stages follow preparation"
         environment = self._environment(orders)
@@ -201,7 +212,7 @@ class Instance:
         )
         self._processes[run.name] = started
         self._shipper = self._shipper or self._ship(self._log(run.name))
-        self._start(self._await_exit(run.name, started))
+        self._exits.append(self._start(self._await_exit(run.name, started)))
         if self._stopping:  # a stop that came while the run was being started has not seen it
             self._start(started.stop(0, "stopped while starting"))
 
@@ -236,7 +247,7 @@ class Instance:
         me = self._identity
         return UnreachableError(
             f"{me.instance} on {me.node_name} ({me.ip}) cannot connect to {target.target} at "
-            f"{target.host}:{target.port} ({str(error) or 'no answer'}); check firewalls and routes between the two nodes"
+            f"{target.host}:{target.port} ({_how(error)}); check firewalls and routes between the two nodes"
         )
 
     # Runs.
@@ -271,10 +282,11 @@ class Instance:
         starting = [task for name, task in self._tasks.items() if name.startswith(("prepare", "stage"))]
         for task in starting:
             task.cancel()
-        await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*starting, *self._launches, return_exceptions=True)
         if self._probe is not None:
             self._probe.close()
         await asyncio.gather(*(running.gone() for running in self._processes.values()))
+        await asyncio.gather(*self._exits, return_exceptions=True)  # closed is the last word
         unsaved = await self._shipper.finish(SHIP_LIMIT_S) if self._shipper is not None else 0
         await self._collect_outputs()
         me = self._identity
@@ -344,16 +356,23 @@ class Instance:
             self._tasks[name] = asyncio.ensure_future(work())
             self._tasks[name].add_done_callback(_log_failure)
 
-    def _start(self, work: Awaitable[Any]) -> None:
+    def _start(self, work: Awaitable[T]) -> asyncio.Future[T]:
         """Let something run beside the rest, and keep it alive."""
         task = asyncio.ensure_future(work)
         self._loose.add(task)
         task.add_done_callback(self._loose.discard)
         task.add_done_callback(_log_failure)
+        return task
 
 
 class UnreachableError(RaycontrolError):
     """Two instances of a job cannot reach each other."""
+
+
+def _how(error: Exception) -> str:
+    """Return how a connection failed, as the system says it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number else str(error) or "no answer"
 
 
 def _words(error: Exception) -> str:

@@ -30,49 +30,18 @@ BIN = Path(sys.executable).parent
 OURS = ("RC_TEST_RUN", uuid.uuid4().hex)
 
 
-class LocalRay:
-    """Ray on this machine. ``home`` is RAYCONTROL_HOME for every command that is run through this object."""
+class Shell:
+    """A user's shell: RAY_TMPDIR is ``folder``, RAYCONTROL_HOME is ``home``, and ``env`` is what else is set in it."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
         self.home = home
-        gcs, dashboard, client = free_ports(3)
-        self.address = ""  # known when it is up
-        self.dashboard = f"http://127.0.0.1:{dashboard}"
-        self._observer: Observer | None = None
-        self._log = (folder / "start.log").open("w+")
-        self._process = subprocess.Popen(
-            [
-                str(BIN / "ray"),
-                "start",
-                "--head",
-                "--block",
-                f"--port={gcs}",
-                f"--dashboard-port={dashboard}",
-                f"--ray-client-server-port={client}",
-                "--dashboard-agent-listen-port=0",
-                "--num-cpus=4",
-                "--num-gpus=4",
-                "--object-store-memory=100000000",
-                f"--temp-dir={folder / 'ray'}",
-                "--disable-usage-stats",
-            ],
-            env=self._environment({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self.address = ""  # of the Ray that commands are to use
 
     @property
     def env(self) -> dict[str, str]:
-        """What a user's shell has set beside the plain environment."""
+        """What is set beside the plain environment."""
         return {"RAYCONTROL_HOME": str(self.home), "RAY_ADDRESS": self.address}
-
-    def wait_ready(self) -> None:
-        wait_until(lambda: self._started() or self._process.poll() is not None, 180, "Ray is up")
-        assert self._process.poll() is None, f"`ray start` ended:\n{self._output()[-4000:]}"
-        self.address = (self.folder / "ray/ray_current_cluster").read_text().strip()
 
     def popen(
         self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, **options: Any
@@ -113,6 +82,50 @@ class LocalRay:
         """The same with ``--json`` at the end: what the command printed, read."""
         return json.loads(self.raycontrol(*arguments, "--json", check=True, **options).stdout)
 
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """A plain login's, with RAY_TMPDIR so that nobody else on this machine takes this Ray for theirs."""
+        kept = {name: os.environ[name] for name in ("HOME", "USER") if name in os.environ}
+        plain = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "RAY_TMPDIR": str(self.folder)}
+        return {**plain, **kept, "RAY_AUTH_MODE": "disabled", OURS[0]: OURS[1], **more}
+
+
+class LocalRay(Shell):
+    """Ray on this machine. ``home`` is RAYCONTROL_HOME for every command that is run through this object."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        super().__init__(folder, home)
+        gcs, dashboard, client = free_ports(3)
+        self.dashboard = f"http://127.0.0.1:{dashboard}"
+        self._observer: Observer | None = None
+        self._log = (folder / "start.log").open("w+")
+        self._process = subprocess.Popen(
+            [
+                str(BIN / "ray"),
+                "start",
+                "--head",
+                "--block",
+                f"--port={gcs}",
+                f"--dashboard-port={dashboard}",
+                f"--ray-client-server-port={client}",
+                "--dashboard-agent-listen-port=0",
+                "--num-cpus=4",
+                "--num-gpus=4",
+                "--object-store-memory=100000000",
+                f"--temp-dir={folder / 'ray'}",
+                "--disable-usage-stats",
+            ],
+            env=self._environment({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self._started() or self._process.poll() is not None, 180, "Ray is up")
+        assert self._process.poll() is None, f"`ray start` ended:\n{self._output()[-4000:]}"
+        self.address = (self.folder / "ray/ray_current_cluster").read_text().strip()
+
     def close(self) -> None:
         """End everything of this Ray, its jobs too."""
         if self._observer is not None:
@@ -143,12 +156,6 @@ class LocalRay:
 
     def _start_observer(self, argv: Sequence[str]) -> subprocess.Popen[str]:
         return self.popen(argv, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        """A plain login's, with RAY_TMPDIR so that nobody else on this machine takes this Ray for theirs."""
-        kept = {name: os.environ[name] for name in ("HOME", "USER") if name in os.environ}
-        plain = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "RAY_TMPDIR": str(self.folder)}
-        return {**plain, **kept, "RAY_AUTH_MODE": "disabled", OURS[0]: OURS[1], **more}
 
     def _started(self) -> bool:
         return "Ray runtime started" in self._output()

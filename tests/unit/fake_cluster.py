@@ -196,10 +196,10 @@ class Site:
     async def kill(self, thread: WriteStop | None = None) -> None:
         """End the controller as the end of its process would: nothing more of it runs, the kernel frees its lock."""
         self.cluster.attach(None)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:  # once may not do: wait_for of Python 3.11 can lose a cancellation
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.1)
         if thread is not None:
             thread.let_go()
         dead = self.controller

@@ -105,7 +105,7 @@ def test_a_master_that_cannot_be_reached_fails_the_stage_and_names_both_ends(gan
         assert failed.message.startswith(
             f"worker-0 on host-b (127.0.0.1) cannot connect to master-0 at 127.0.0.1:{port} ("
         )
-        assert "refused" in failed.message
+        assert "Connection refused" in failed.message
         assert failed.message.endswith("check firewalls and routes between the two nodes")
         assert gang.told("StagePassed") == []
         await gang.closed()
@@ -179,8 +179,9 @@ def test_a_missing_cwd_is_an_exit_with_a_reason(gang: Gang) -> None:
 def test_the_exit_is_always_reported_before_the_close(gang: Gang, size: int) -> None:
     async def story() -> None:
         await gang.prepared()
-        await gang.instance.carry_out(gang.orders(f"head -c {size} /dev/zero | tr '\\0' '\\n'; sleep 600"))
+        await gang.instance.carry_out(gang.orders(f"head -c {size} /dev/zero | tr '\\0' '\\r'; sleep 600"))
         await gang.heard("StagePassed")
+        await until(lambda: len(gang.links.log) == size, "the log is shipped")
         await gang.closed(why="a peer failed")
         ended = [type(report).__name__ for report in gang.links.reports[-2:]]
         assert ended == ["RunExited", "InstanceClosed"]
@@ -192,7 +193,7 @@ def test_the_exit_is_always_reported_before_the_close(gang: Gang, size: int) -> 
 # Stopping.
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 50, 400, 1600, 3200])
 def test_a_stop_at_any_moment_of_a_start_leaves_nothing(gang: Gang, turns: int) -> None:
     async def story() -> None:
         await gang.prepared()

@@ -23,8 +23,8 @@ LAYERS = {
         "database disk flocks ignore jobrows leases logs mounts nodefacts packages packing process settings shipping sshd "
         "store supervisor usage"
     ),
-    "roles": "archive controller instance node",
-    "ray": "cluster connect",
+    "roles": "archive controller duties instance node",
+    "ray": "actors cluster connect",
     "user": "client logview readers",
     "faces": "api cli",
 }
@@ -40,7 +40,7 @@ LIBRARIES = {
     "pydantic": {"jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
     "pydantic_core": {"specparts"},
     "pynvml": {"nodefacts", "usage"},
-    "ray": {"cluster", "connect"},
+    "ray": {"actors", "cluster", "connect"},
     "rich": {"cli"},
     "ruamel": {"settings", "specfile"},
     "sqlalchemy": {"database", "leases", "store"},

@@ -235,7 +235,7 @@ def possible(instances: Sequence[Member], hosts: Sequence[Node], field: str) -> 
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=70, deadline=None, derandomize=True)
 @given(gangs, clusters(), st.sampled_from([STRICT, PACK]))
 def test_nothing_is_oversubscribed_and_everybody_has_a_node(
     instances: tuple[Member, ...], hosts: list[Node], placement: Placement
@@ -255,7 +255,7 @@ def test_nothing_is_oversubscribed_and_everybody_has_a_node(
         assert names == sorted(names)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=70, deadline=None, derandomize=True)
 @given(gangs, clusters())
 def test_strict_finds_room_whenever_there_is_some(instances: tuple[Member, ...], hosts: list[Node]) -> None:
     found = place(instances, STRICT, hosts)
@@ -265,7 +265,7 @@ def test_strict_finds_room_whenever_there_is_some(instances: tuple[Member, ...],
         assert found.why
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(gangs, clusters(), st.sampled_from([STRICT, PACK]), st.randoms(use_true_random=False))
 def test_the_order_in_which_nodes_are_listed_does_not_matter(
     instances: tuple[Member, ...], hosts: list[Node], placement: Placement, random: Any

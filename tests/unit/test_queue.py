@@ -100,7 +100,7 @@ jobs_in_line = st.lists(
 free_cpus = st.lists(st.sampled_from([0.0, 1.0, 2.0]), max_size=4)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(jobs_in_line, free_cpus)
 def test_first_in_first_out_and_never_more_than_is_free(jobs: list[Waiting], free: list[float]) -> None:
     nodes = hosts(*free, cpu=2)
