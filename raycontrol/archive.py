@@ -155,7 +155,8 @@ class Archive:
     # Packages
 
     async def has_package(self, digest: str) -> bool:
-        return await self._in(self._quick, self._packages.path(digest).is_file)
+        """Whether the package is here; one that is stays for the next hour at least, so that a job can be submitted."""
+        return await self._in(self._quick, touched, self._packages.path(digest))
 
     async def put_package(self, digest: str, offset: int, data: bytes, last: bool) -> int:
         """Append to a package; returns the bytes held, as in ``append``. A whole package ignores what comes.
@@ -179,7 +180,7 @@ class Archive:
         await self._in(self._slow, remove_tree, JobFolder(self.home, job_id).root)
 
     async def remove_packages(self, keep: set[str]) -> None:
-        """Remove every whole package whose digest is not in ``keep``."""
+        """Remove every whole package whose digest is not in ``keep`` and that nobody has put or asked for lately."""
         await self._in(self._slow, remove_packages, self._packages.root, keep)
 
     async def usage(self) -> dict[str, Any]:
@@ -308,9 +309,17 @@ def read_package(path: Path, offset: int, max_bytes: int) -> bytes:
     return data
 
 
+def touched(path: Path) -> bool:
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def remove_packages(root: Path, keep: set[str]) -> None:
     for path in root.glob("*.tar"):
-        if path.stem not in keep:
+        if path.stem not in keep and time.time() - path.stat().st_mtime > STALE_S:
             path.unlink(missing_ok=True)
 
 

@@ -277,10 +277,15 @@ class Controller:
         notes: dict[str, list[Note]] = {}
         for job_id, event, _ in batch:
             job = advanced.get(job_id) or self._jobs.get(job_id)
-            if job is not None:
+            if job is None:
+                continue
+            try:
                 step = lifecycle.advance(job, event)
-                advanced[job_id] = step.job
-                notes.setdefault(job_id, []).extend(step.notes)
+            except Exception:  # a fault of ours in one job must not end all others, nor come back with every resend
+                log.exception("job %s: %s is dropped, it cannot be understood", job_id, event)
+                continue
+            advanced[job_id] = step.job
+            notes.setdefault(job_id, []).extend(step.notes)
         changed = {
             job_id: job for job_id, job in advanced.items() if job != self._jobs[job_id] or notes[job_id]
         }

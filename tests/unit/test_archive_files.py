@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,13 +193,16 @@ def test_a_removed_job_leaves_nothing_and_the_others_stay(archive: Archive) -> N
 
 
 def test_packages_that_nobody_needs_are_removed(archive: Archive) -> None:
-    (kept, kept_data), (gone, gone_data) = package_of(10), package_of(20)
+    (kept, kept_data), (gone, gone_data), (new, new_data) = package_of(10), package_of(20), package_of(30)
 
     async def story() -> None:
-        await send(archive, kept, kept_data)
-        await send(archive, gone, gone_data)
+        for digest, data in ((kept, kept_data), (gone, gone_data), (new, new_data)):
+            await send(archive, digest, data)
+            long_ago = time.time() - 2 * 3600
+            os.utime(archive.home / f"packages/{digest}.tar", (long_ago, long_ago))
+        assert await archive.has_package(new)  # whoever asks is about to submit a job with it
         await archive.remove_packages({kept})
-        assert (await archive.usage())["packages"] == {kept: 10}
+        assert (await archive.usage())["packages"] == {kept: 10, new: 30}
 
     asyncio.run(story())
 
