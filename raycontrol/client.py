@@ -34,9 +34,11 @@ Progress = Callable[[str], None]
 class Client:
     """Speaks with the controller of one cluster; connects at the first verb that needs it.
 
-    ``address`` is Ray's GCS address (default: RAY_ADDRESS, else the cluster of this machine). ``embedded`` starts
-    a Ray of this process's own, which ends with ``close``. Reading works without a cluster, on the store in
-    RAYCONTROL_HOME. A client is a context manager.
+    ``address`` is Ray's GCS address (default: RAY_ADDRESS, else the cluster of this machine). Where there is no
+    cluster, ``submit`` and the ``controller_…`` methods raise UsageError, unless ``embedded``: that starts a Ray of
+    this process's own, which ends with ``close`` and takes its unfinished jobs along. Reading and ``prune`` then work
+    on the store in RAYCONTROL_HOME of this machine, also when the cluster that was named does not answer (``offline``
+    says so); stopping a job that has not ended raises ControllerUnavailable. A client is a context manager.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Client:
         """Submit a job; return when it is stored. ``progress`` is told of slow steps and warnings.
 
         The same ``job_id`` again submits nothing and returns the job: make one yourself to retry safely. Raises
-        SpecError, PackageError, ClusterUnreachable, ControllerUnavailable, VersionMismatch, StoreError.
+        UsageError (without a cluster), SpecError, PackageError, ClusterUnreachable, ControllerUnavailable,
+        VersionMismatch, StoreError.
         """
         from raycontrol import backends
         from raycontrol.controller import Submission
@@ -253,7 +256,10 @@ class JobHandle:
             after = events[-1].seq if events else after
 
     def stop(self, *, force: bool = False, why: str | None = None) -> JobInfo:
-        """Ask the job to stop: TERM, its grace, KILL; ``force`` kills at once. A job that has ended stays as it is."""
+        """Ask the job to stop: TERM, its grace, KILL; ``force`` kills at once. Returns before it has stopped.
+
+        A job that has ended stays as it is.
+        """
         reason = why or f"stop requested by {self._client._settings.user}"
         return self._client._read().stop(self.id, reason, force)
 
@@ -265,11 +271,11 @@ class JobHandle:
         tail: int | None = None,
         prefix: bool = True,
     ) -> Iterator[str]:
-        """Yield lines of the job's log, each with its instance's name in front if ``prefix``.
+        """Yield lines of the job's log, each with its instance's name in front (``worker-0 | …``) unless ``prefix`` is False.
 
-        ``tail`` begins with the last so many lines of each instance; ``follow`` goes on until the job has ended and
-        everything it wrote was yielded. Lines are views: bytes that are not UTF-8 are replaced, very long lines cut.
-        The files keep every byte.
+        ``tail`` begins with the last so many lines of each instance; it looks back 256 KiB at most, so that fewer may
+        come. ``follow`` goes on until the job has ended and everything it wrote was yielded. Lines are views: bytes
+        that are not UTF-8 are replaced, very long lines cut. The files keep every byte.
         """
         from raycontrol.logview import LogView
 

@@ -175,7 +175,8 @@ class Session:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         try:
-            self._init(address="local", include_dashboard=False, _temp_dir=self._temp)
+            with _groups_of_their_own():
+                self._init(address="local", include_dashboard=False, _temp_dir=self._temp)
         except BaseException:
             shutil.rmtree(self._temp, ignore_errors=True)
             raise
@@ -217,6 +218,26 @@ def _own_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """Have Ray's processes lead process groups of their own.
+
+    What is sent to our group, as `timeout` does, must let the job end while Ray is there. Ray starts its processes
+    with a ``preexec_fn``, and then Python calls such hooks in the child.
+    """
+    within = True
+
+    def lead() -> None:
+        if within:
+            os.setpgrp()
+
+    os.register_at_fork(after_in_child=lead)
+    try:
+        yield
+    finally:
+        within = False
 
 
 def _trouble(address: str) -> str | None:

@@ -159,7 +159,7 @@ class Controller:
         return job
 
     async def stop(self, job_id: str, why: str, force: bool = False) -> JobInfo:
-        """Ask a job to stop. A job that has ended stays as it is."""
+        """Ask a job to stop; return when that is stored, which is before it has stopped. A job that has ended stays as it is."""
         await self.started()
         if job_id in self._jobs:
             await self._tell(job_id, StopRequested(self._clock(), why, force))
@@ -281,7 +281,9 @@ class Controller:
                 continue
             try:
                 step = lifecycle.advance(job, event)
-            except Exception:  # a fault of ours in one job must not end all others, nor come back with every resend
+            except (
+                Exception
+            ):  # a fault of ours in one job must not end all others, nor come back with every resend
                 log.exception("job %s: %s is dropped, it cannot be understood", job_id, event)
                 continue
             advanced[job_id] = step.job

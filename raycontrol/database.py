@@ -229,7 +229,7 @@ class Database:
             if alive:
                 raise StoreError(
                     f"{self.path} has schema {version} and an older raycontrol is using it (cluster {cluster!r}, "
-                    f"pid {pid} on {host}); end that one first, for example with `raycontrol controller restart`"
+                    f"pid {pid} on {host}); install this version on the head too, then `raycontrol controller restart`"
                 )
 
     @contextmanager

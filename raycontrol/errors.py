@@ -21,6 +21,7 @@ survives pickling on its way through Ray; the text is made in ``__str__``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -128,10 +129,19 @@ class VersionMismatch(RaycontrolError):
         self.controller = controller
 
     def __str__(self) -> str:
+        differ = f"this client is raycontrol {self.client}, the cluster's controller is {self.controller}"
+        if _release(self.client) < _release(self.controller):
+            return f"{differ}; install raycontrol {self.controller} here"
         return (
-            f"this client is raycontrol {self.client}, the cluster's controller is {self.controller}; install the "
-            "same version on every node, then `raycontrol controller restart` (running jobs go on)"
+            f"{differ}; install raycontrol {self.client} on every node, then `raycontrol controller restart` (running "
+            f"jobs go on), or raycontrol {self.controller} here"
         )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (0, 10) for 0.10rc1."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in match[0].split(".")) if match else ()
 
 
 class StoreError(RaycontrolError):

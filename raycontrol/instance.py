@@ -92,7 +92,7 @@ class Links(Protocol):
 
 
 class Instance:
-    """Carries out orders and reports. All methods return at once; their outcome is a report. Each may be called again."""
+    """Carries out orders and reports. All methods but ``watch`` return at once; their outcome is a report. Each may be called again."""
 
     def __init__(self, identity: Identity, links: Links) -> None:
         self._identity = identity
@@ -247,7 +247,8 @@ class Instance:
         me = self._identity
         return UnreachableError(
             f"{me.instance} on {me.node_name} ({me.ip}) cannot connect to {target.target} at "
-            f"{target.host}:{target.port} ({_how(error)}); check firewalls and routes between the two nodes"
+            f"{target.host}:{target.port} ({_how(error)}). Only the way to the node of {target.target} was tried; "
+            "check firewalls and routes between the two nodes"
         )
 
     # Runs.

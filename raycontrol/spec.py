@@ -75,7 +75,7 @@ class JobSpec(Part):
     command: Command
     """The start command: text runs in bash with pipefail, a list runs without a shell."""
     nodes: Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)] | None = None
-    """How many instances: one master (launcher, head) and n - 1 workers. Instead of groups."""
+    """How many instances: one master (launcher, head) and n - 1 workers; by default 1. Instead of groups."""
     resources: Resources = Resources()
     """What every instance gets of its node."""
     slots: Slots | None = None
@@ -93,13 +93,13 @@ class JobSpec(Part):
     placement: Placement = Placement.STRICT
     """strict: every instance on a node of its own; pack: several may share one."""
     priority: Annotated[Whole, Field(ge=0, le=9)] = 5
-    """0 is the highest, 9 the lowest."""
+    """0 (highest) to 9 (lowest). Stored and shown; this version starts jobs first in, first out."""
     timeouts: Timeouts = Timeouts()
     """Limits in seconds."""
     pipefail: Bool = True
     """A pipeline fails if any of its commands does (bash -o pipefail)."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
-    """The user's own marks, to find jobs by."""
+    """The user's own marks, stored and shown; nothing selects jobs by them yet."""
 
     @model_validator(mode="wrap")
     @classmethod

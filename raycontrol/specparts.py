@@ -236,22 +236,22 @@ class Resources(Part):
     """What every instance gets of its node."""
 
     cpu: Cpu = 1
-    """CPU cores."""
+    """CPUs that Ray reserves: they decide what fits on a node and do not limit the processes."""
     gpu: Gpu = 0
     """GPUs: a whole number, or a fraction of one."""
     memory: Memory | None = None
-    """Memory, such as 8GiB; without it none is reserved."""
+    """Memory that Ray reserves, such as 8GiB; by default none. It does not limit the processes."""
 
 
 class GroupResources(Part):
     """Resources of one group; what is not given is the job's."""
 
     cpu: Cpu | None = None
-    """CPU cores."""
+    """CPUs that Ray reserves: they decide what fits on a node and do not limit the processes."""
     gpu: Gpu | None = None
     """GPUs: a whole number, or a fraction of one."""
     memory: Memory | None = None
-    """Memory, such as 8GiB."""
+    """Memory that Ray reserves, such as 8GiB. It does not limit the processes."""
 
 
 class Timeouts(Part):

@@ -44,7 +44,9 @@ def _rank_end(code: int | None) -> str:
 
 def _hint(ended: Ended) -> str | None:
     if ended.oom:
-        return "give the job more `resources.memory`, or let it use less"
+        return (
+            "let it use less memory (a smaller batch, fewer data workers), or run it on a node that has more"
+        )
     if ended.code == 127:
         return "the command was not found: is it installed in this environment, or in `working_dir`?"
     if ended.code == 126:

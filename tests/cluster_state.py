@@ -7,6 +7,7 @@ actor, placement group, reserved resource, listening port, job folder or tempora
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -48,6 +49,7 @@ class Observer:
 
     def __init__(self, popen: Callable[[Sequence[str]], subprocess.Popen[str]], address: str) -> None:
         script = str(Path(__file__).with_name("observer.py"))
+        self._unread = b""
         self._process = popen([sys.executable, "-I", script, address])  # -I: `tests/ray` is not ray
         assert self._line(120) == "ready"
 
@@ -73,17 +75,27 @@ class Observer:
 
     def _line(self, timeout_s: float) -> Any:
         """The next line that is JSON: Ray may print lines of its own."""
-        stdout = self._process.stdout
-        assert stdout is not None
         deadline = time.monotonic() + timeout_s
-        while select.select([stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-            line = stdout.readline()
-            assert line, f"the cluster's observer ended (exit {self._process.wait()})"
+        while True:
+            line, newline, rest = self._unread.partition(b"\n")
+            if not newline:
+                self._read_more(deadline - time.monotonic(), timeout_s)
+                continue
+            self._unread = rest
             try:
                 return json.loads(line)
             except ValueError:
                 continue
-        raise AssertionError(f"the cluster's observer did not answer within {timeout_s:g} s")
+
+    def _read_more(self, left_s: float, timeout_s: float) -> None:
+        """Not through the stream's own buffer: what has been read into it is not seen by ``select``."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        ready = select.select([stdout], [], [], max(0, left_s))[0]
+        assert ready, f"the cluster's observer did not answer within {timeout_s:g} s"
+        data = os.read(stdout.fileno(), 1 << 16)
+        assert data, f"the cluster's observer ended (exit {self._process.wait()})"
+        self._unread += data
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ class FakeClient:
         self.next_job = next_job
         self.calls: list[tuple[str, Any]] = []
         self.on_submit: Callable[[], None] = lambda: None
+        self.offline: str | None = None
 
     def __call__(self, address: str | None = None, *, embedded: bool = False) -> FakeClient:
         self.calls.append(("client", (address, embedded)))
@@ -208,10 +209,10 @@ class FakeClient:
         return [job.info() for job in self.jobs.values() if job.info().state.terminal]
 
     def controller_status(self) -> dict[str, Any]:
-        return {"version": "0.1.0", "node": "host-a", "pid": 7}
+        return {"running": True, "version": "0.1.0", "unfinished_jobs": 2, "pid": 7, "ray": "10.0.0.1:6379"}
 
     def controller_restart(self) -> dict[str, Any]:
-        return {"version": "0.1.0", "node": "host-a", "pid": 8}
+        return {"version": "0.1.0", "pid": 8, "ray": "10.0.0.1:6379"}
 
 
 def running_job(obeys: bool = True) -> FakeJob:

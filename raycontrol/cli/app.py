@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from raycontrol.cli import controller, jobs, offline, run
+
+
+class WithCommand(TyperCommand):
+    """A command of ours that takes a job's own command after ``--`` (``cli.split_words`` has taken it before typer looks)."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
 
 app = typer.Typer(
     add_completion=False,
@@ -28,7 +37,9 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Run torchrun, mpirun, horovodrun, TensorFlow and Ray training over the nodes of a Ray cluster, unchanged.
+    """Run torchrun, torch.distributed.launch and plain DDP scripts over the nodes of a Ray cluster, unchanged.
+
+    This version runs PyTorch DDP (mode ddp). MPI, Horovod, TensorFlow parameter servers and Ray are planned.
 
     \b
     Try it:
@@ -44,19 +55,19 @@ def root(
         context.obj.out.line(context.get_help())
 
 
-app.command(short_help="Submit a job, follow it, exit with its status.")(run.run)
-app.command(short_help="Submit a job and print its id.")(run.submit)
+app.command(cls=WithCommand, short_help="Submit a job, follow it, exit with its status.")(run.run)
+app.command(cls=WithCommand, short_help="Submit a job and print its id.")(run.submit)
 app.command("list", short_help="List jobs: unfinished ones and the last 20.")(jobs.list_jobs)
 app.command(short_help="Show everything about one job.")(jobs.get)
 app.command(short_help="Print what a job's programs wrote.")(jobs.logs)
 app.command(short_help="Print every change of a job.")(jobs.events)
 app.command(short_help="Wait for a job's end, exit with its status.")(jobs.wait)
 app.command(short_help="Ask jobs to stop.")(jobs.stop)
-app.command(short_help="Print what a job would do; starts nothing.")(offline.plan)
+app.command(cls=WithCommand, short_help="Print what a job would do; starts nothing.")(offline.plan)
 app.command(short_help="Print a job's variables for this shell.")(offline.env)
 app.command(short_help="Print the JSON Schema of a spec.")(offline.schema)
-app.command(short_help="Remove ended jobs, their logs and outputs.")(jobs.prune)
+app.command(short_help="Remove old ended jobs, their logs and outputs.")(jobs.prune)
 app.add_typer(controller_app, name="controller", short_help="Show or replace the cluster's controller.")
-controller_app.command(short_help="Show where it runs, its version and store.")(controller.status)
-controller_app.command(short_help="Start a new one; jobs run on.")(controller.restart)
+controller_app.command(short_help="Show where it runs, its version, home and jobs.")(controller.status)
+controller_app.command(short_help="Replace it, or start one; jobs run on.")(controller.restart)
 app.command(short_help="Print the version.")(offline.version)

@@ -11,7 +11,9 @@ from raycontrol.cli.services import Services
 
 
 def status(context: typer.Context, address: options.Address = None, as_json: options.Json = False) -> None:
-    """Show the cluster's controller: where it runs, its version, store and jobs.
+    """Show the cluster's controller: its version, cluster name, home, host, process and jobs. Starts nothing.
+
+    The first `raycontrol submit` or `run` on a cluster starts its controller; before that `running` is False.
 
     \b
     Example:
@@ -23,7 +25,9 @@ def status(context: typer.Context, address: options.Address = None, as_json: opt
 
 
 def restart(context: typer.Context, address: options.Address = None, as_json: options.Json = False) -> None:
-    """Replace the controller by a new one, of the version that is installed now. Jobs run on.
+    """Replace the controller by a new one, of the version that is installed on the head now. Jobs run on.
+
+    Starts one where there is none.
 
     \b
     Example:
@@ -38,4 +42,14 @@ def _print(services: Services, facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         services.out.json(facts)
     else:
-        services.out.details({name: None if value is None else str(value) for name, value in facts.items()})
+        services.out.details({_label(name): _words(value) for name, value in facts.items()})
+
+
+def _label(name: str) -> str:
+    return "ray address" if name == "ray" else name.replace("_", " ")
+
+
+def _words(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return None if value is None else str(value)

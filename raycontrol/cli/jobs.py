@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +15,7 @@ from raycontrol.cli.services import Services
 from raycontrol.errors import UsageError
 
 if TYPE_CHECKING:
-    from raycontrol.client import Client
+    from raycontrol.client import Client, JobHandle
     from raycontrol.status import Event, JobInfo, JobState
 
 FINISHED_SHOWN = 20
@@ -34,14 +36,19 @@ def list_jobs(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="At most so many jobs, the newest ones.", show_default=False),
+        typer.Option(
+            callback=options.at_least(1),
+            metavar="N",
+            help="At most so many jobs, the newest ones.",
+            show_default=False,
+        ),
     ] = None,
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
     """List jobs, newest first: all that have not ended, and the last 20 that have.
 
-    Needs no cluster: it reads what is stored.
+    Asks the controller where a cluster answers, else reads what is stored on this machine.
 
     \b
     Examples:
@@ -51,7 +58,7 @@ def list_jobs(
     """
     services: Services = context.obj
     wanted = _states(states or [])
-    with services.client(address) as client:
+    with services.client(address) as client, _says_when_offline(services, client):
         if everything or wanted or limit is not None:
             jobs = client.list(states=wanted or None, user=user, limit=limit)
         else:
@@ -71,6 +78,8 @@ def get(
 ) -> None:
     """Show everything about one job: state, why, instances, how it ended, outputs.
 
+    Asks the controller where a cluster answers, else reads what is stored on this machine.
+
     \b
     Examples:
       raycontrol get digits-ab12cd
@@ -78,7 +87,7 @@ def get(
     """
     services: Services = context.obj
     with services.client(address) as client:
-        info = client.job(job_id).info()
+        info = _job(services, client, job_id).info()
     if as_json:
         services.out.json(info.model_dump(mode="json"))
         return
@@ -96,7 +105,10 @@ def logs(
     tail: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Begin with the last N lines of each instance.", show_default=False
+            callback=options.at_least(0),
+            metavar="N",
+            help="Begin with the last N lines of each instance, of its last 256 KiB at most.",
+            show_default=False,
         ),
     ] = None,
     prefix: Annotated[
@@ -112,7 +124,8 @@ def logs(
 ) -> None:
     """Print what a job's programs wrote. Ctrl-C ends the printing, never the job.
 
-    With --json each line is an object with `instance` and `line`.
+    Asks the archive where a cluster answers, else reads what is stored on this machine. With --json each line is an
+    object with `instance` and `line`.
 
     \b
     Examples:
@@ -122,7 +135,8 @@ def logs(
     services: Services = context.obj
     shown = instance is None if prefix is None else prefix
     with services.client(address) as client:
-        lines = client.job(job_id).logs(follow=follow, instance=instance, tail=tail, prefix=shown or as_json)
+        job = _job(services, client, job_id)
+        lines = job.logs(follow=follow, instance=instance, tail=tail, prefix=shown or as_json)
         for line in lines:
             if as_json:
                 services.out.json_line(_log_document(line))
@@ -140,9 +154,10 @@ def events(
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print every change of a job, with its time and reason.
+    """Print every change of a job, with its time and what happened.
 
-    With --json one list; with --json and --follow one object a line.
+    Asks the controller where a cluster answers, else reads what is stored on this machine. With --json one list; with
+    --json and --follow one object a line.
 
     \b
     Examples:
@@ -151,7 +166,7 @@ def events(
     """
     services: Services = context.obj
     with services.client(address) as client:
-        job = client.job(job_id)
+        job = _job(services, client, job_id)
         if follow:
             for event in job.watch(after):
                 _print_event(services, event, as_json)
@@ -170,7 +185,11 @@ def wait(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", metavar="SECONDS", min=0, help="Wait no longer (then exit 124).", show_default=False
+            "--timeout",
+            callback=options.at_least(0),
+            metavar="SECONDS",
+            help="Wait no longer (then exit 124).",
+            show_default=False,
         ),
     ] = None,
     address: options.Address = None,
@@ -185,11 +204,11 @@ def wait(
     """
     services: Services = context.obj
     with services.client(address) as client:
-        info = client.job(job_id).wait(timeout_s)
+        info = _job(services, client, job_id).wait(timeout_s)
     if as_json:
         services.out.json(info.model_dump(mode="json"))
     else:
-        services.out.line(f"{info.id} {info.state} ({info.reason})")
+        _print_state(services, info)
         _note_verdict(services, info)
     raise typer.Exit(info.exit_status)
 
@@ -207,7 +226,7 @@ def stop(
 ) -> None:
     """Ask jobs to stop: their programs get SIGTERM, then `timeouts.grace_s` to save, then SIGKILL.
 
-    Returns at once; `raycontrol wait` waits for the end. Several ids give a JSON list, one id one object.
+    Returns before they have stopped; `raycontrol wait` waits for the end. Several ids give a JSON list, one id one object.
 
     \b
     Examples:
@@ -216,14 +235,15 @@ def stop(
     """
     services: Services = context.obj
     with services.client(address) as client:
-        jobs = [client.job(job_id) for job_id in job_ids]  # a wrong id stops nothing
+        with _says_when_offline(services, client):
+            jobs = [client.job(job_id) for job_id in job_ids]  # a wrong id stops nothing
         stopped = [job.stop(force=force) for job in jobs]
     if as_json:
         documents = [info.model_dump(mode="json") for info in stopped]
         services.out.json(documents[0] if len(documents) == 1 else documents)
         return
     for info in stopped:
-        services.out.line(f"{info.id} {info.state} ({info.reason})")
+        _print_state(services, info)
 
 
 def prune(
@@ -231,16 +251,20 @@ def prune(
     older_than_days: Annotated[
         float | None,
         typer.Option(
-            "--older-than", metavar="DAYS", min=0, help="Jobs that ended so long ago.", show_default=False
+            "--older-than",
+            callback=options.at_least(0),
+            metavar="DAYS",
+            help="Jobs that ended longer ago.",
+            show_default=False,
         ),
     ] = None,
     keep_gib: Annotated[
         float | None,
         typer.Option(
             "--keep-gib",
+            callback=options.at_least(0),
             metavar="GIB",
-            min=0,
-            help="The oldest jobs, until the rest fits in so much.",
+            help="The oldest jobs, until what ended jobs keep fits in so much.",
             show_default=False,
         ),
     ] = None,
@@ -250,9 +274,13 @@ def prune(
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
-    """Remove ended jobs, with their logs and outputs. Jobs that have not ended are never touched.
+    """Remove old ended jobs, with their events, logs and outputs, and packed folders that no job uses any more.
 
-    Without --older-than and --keep-gib the settings keep_days and keep_gib hold.
+    An option that is not given is the setting keep_days or keep_gib. Covers every ended job of the store: of the
+    cluster's controller where one answers, else of this machine; of other clusters and embedded runs too. A job whose
+    embedded run was killed (abandoned) counts as ended when it was submitted. Others that have not ended stay.
+
+    The controller does the same every hour, for the jobs of its own cluster, by its keep_days and keep_gib.
 
     \b
     Examples:
@@ -260,7 +288,7 @@ def prune(
       raycontrol prune --older-than 7
     """
     services: Services = context.obj
-    with services.client(address) as client:
+    with services.client(address) as client, _says_when_offline(services, client):
         removed = client.prune(older_than_days=older_than_days, keep_gib=keep_gib, dry_run=dry_run)
     if as_json:
         services.out.json([info.model_dump(mode="json") for info in removed])
@@ -269,6 +297,21 @@ def prune(
         _print_list(services, removed)
     verb = "would be removed" if dry_run else "removed"
     services.out.note(f"{len(removed)} job{'' if len(removed) == 1 else 's'} {verb}")
+
+
+def _job(services: Services, client: Client, job_id: str) -> JobHandle:
+    with _says_when_offline(services, client):
+        return client.job(job_id)
+
+
+@contextmanager
+def _says_when_offline(services: Services, client: Client) -> Iterator[None]:
+    """Around the first look of a command: say, also beside its error, if the cluster that was named does not answer."""
+    try:
+        yield
+    finally:
+        if client.offline is not None:
+            services.out.note(f"note: {client.offline}")
 
 
 def _states(words: list[str]) -> list[JobState]:
@@ -297,6 +340,12 @@ def _print_list(services: Services, jobs: list[JobInfo]) -> None:
 
     now = time.time()
     services.out.table(LIST_COLUMNS, [list_row(info, now) for info in jobs])
+
+
+def _print_state(services: Services, info: JobInfo) -> None:
+    from raycontrol.cli.render import with_reason
+
+    services.out.line(f"{info.id} {with_reason(info.state, info.reason)}")
 
 
 def _print_details(services: Services, info: JobInfo) -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+
+def at_least(least: int) -> Callable[[float | None], float | None]:
+    """Return a check for a number's option; typer's own ``min`` would print ``[x>=0]`` in the help."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not value >= least:
+            raise typer.BadParameter(f"must be at least {least}, got {value:g}")
+        return value
+
+    return check
+
+
 Spec = Annotated[
     str | None,
     typer.Argument(
-        metavar="SPEC | -- COMMAND...",
-        help="A YAML or JSON file (- is stdin), or the start command itself after `--`: "
-        "one word is a line for bash, several are run without a shell.",
+        metavar="SPEC",
+        help="A YAML or JSON file (- is stdin). After `--` stands the start command itself, instead of a file or of "
+        "the file's own command: one word is a line for bash, several are run without a shell.",
         show_default=False,
     ),
 ]
@@ -49,19 +62,34 @@ Env = Annotated[
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="The job's name.", show_default=False)]
 Mode = Annotated[
     str | None,
-    typer.Option(metavar="MODE", help="ddp, mpi, horovod, ps or ray.  [default: ddp]", show_default=False),
+    typer.Option(metavar="MODE", help="This version runs ddp.  [default: ddp]", show_default=False),
 ]
 Nodes = Annotated[
-    int | None, typer.Option(metavar="N", help="Instances, one per node.  [default: 1]", show_default=False)
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Instances; each on a node of its own unless --placement pack.  [default: 1]",
+        show_default=False,
+    ),
 ]
 Cpu = Annotated[
-    float | None, typer.Option(metavar="N", help="CPUs per instance.  [default: 1]", show_default=False)
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="CPUs that Ray reserves per instance; no limit on what its processes use.  [default: 1]",
+        show_default=False,
+    ),
 ]
 Gpu = Annotated[
     float | None, typer.Option(metavar="N", help="GPUs per instance.  [default: 0]", show_default=False)
 ]
 Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory per instance, such as 8GiB.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory that Ray reserves per instance, such as 8GiB; no limit on what its processes use.",
+        show_default=False,
+    ),
 ]
 Slots = Annotated[
     int | None,
@@ -89,6 +117,11 @@ Placement = Annotated[
     ),
 ]
 Priority = Annotated[
-    int | None, typer.Option(metavar="N", help="0 (first) to 9.  [default: 5]", show_default=False)
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="0 to 9. Stored and shown; this version starts jobs first in, first out.  [default: 5]",
+        show_default=False,
+    ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow: print the job's id and return.")]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raycontrol.cli.output import Output
-    from raycontrol.status import Event, InstanceInfo, JobInfo, Verdict
+    from raycontrol.status import Event, InstanceInfo, JobInfo, JobState, Reason, Verdict
 
 NODES_SHOWN = 4
 LIST_COLUMNS = ("ID", "STATE", "MODE", "USER", "SUBMITTED", "TOOK", "NOTE")
+STATE_WIDTH = len("STOPPING (INSTANCE_FAILED)")
 INSTANCE_COLUMNS = ("INSTANCE", "ROLE", "NODE", "IP", "STATE", "ENDED WITH", "NOTE")
 
 
@@ -50,6 +51,12 @@ def nodes_line(info: JobInfo) -> str:
     return f"{_count(len(info.instances), 'instance')} on {shown}{more}"
 
 
+def with_reason(state: JobState, reason: Reason) -> str:
+    """Return ``STOPPING (STOP_REQUESTED)``, or the state alone where the reason only says it again."""
+    waits = state == "QUEUED" and reason == "WAITING"
+    return f"{state} ({reason})" if waits or state == "STOPPING" or state.terminal else state
+
+
 def list_row(info: JobInfo, now: float) -> tuple[str, ...]:
     return (
         info.id,
@@ -67,8 +74,8 @@ def details(info: JobInfo, now: float) -> dict[str, str | None]:
     return {
         "id": info.id,
         "name": info.name,
-        "state": f"{info.state} ({info.reason})",
-        "waiting": info.pending,
+        "state": with_reason(info.state, info.reason),
+        "abandoned" if info.abandoned else "waiting": info.pending,
         "mode": info.mode,
         "user": info.user,
         "cluster": info.cluster or None,
@@ -92,12 +99,13 @@ def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
         instance.ip,
         instance.state,
         _ended_with(instance),
-        instance.note or "",
+        _one_line(instance.note or ""),
     )
 
 
 def event_line(event: Event) -> str:
-    return f"{moment(event.at)}  {event.state:<10} {event.reason:<16} {event.message}".rstrip()
+    state = with_reason(event.state, event.reason)
+    return f"{moment(event.at)}  {state:<{STATE_WIDTH}}  {_one_line(event.message)}".rstrip()
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
@@ -129,17 +137,21 @@ def _count(number: int, noun: str) -> str:
 
 
 def _took(info: JobInfo, now: float) -> str:
-    if info.started_at is None:
+    if info.started_at is None or info.abandoned:
         return ""
     return duration((info.ended_at if info.ended_at is not None else now) - info.started_at)
 
 
 def _note(info: JobInfo) -> str:
     if info.pending is not None and not info.state.terminal:
-        return info.pending
-    if info.state == "FAILED" and info.verdict is not None:
-        return info.verdict.summary
-    return info.reason if info.state in ("STOPPING", "STOPPED") else ""
+        return _one_line(info.pending)
+    if info.verdict is not None:  # there is one as soon as a job is being stopped for it
+        return _one_line(info.verdict.summary)
+    return info.reason if info.state in ("STOPPING", "STOPPED", "FAILED") else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _ended_with(instance: InstanceInfo) -> str:

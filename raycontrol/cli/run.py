@@ -44,8 +44,10 @@ def run(
     """Submit a job, follow it to its end and exit with its status.
 
     Log lines go to stdout, progress to stderr. Ctrl-C (or SIGTERM) asks the job to stop and waits for its end; a
-    second Ctrl-C leaves. Closing the terminal leaves the job running. Without a Ray cluster one is started in this
-    process for the run, and ends with it.
+    second Ctrl-C leaves, and the job stops by itself. Closing the terminal leaves the job running.
+
+    Without a Ray cluster one is started in this process for the run (an embedded run) and ends with it. Then
+    closing the terminal or a second Ctrl-C ends the job too.
 
     \b
     Examples:
@@ -57,8 +59,9 @@ def run(
     \b
     Exit status:
       0 succeeded; the job's own code if it failed (128+n for signal n);
-      124 a time limit; 125 raycontrol or the cluster failed; 130 stopped;
-      2 wrong usage or spec.
+      124 a time limit; 125 raycontrol or the cluster failed;
+      129 the terminal was closed; 130 stopped, or left by a second Ctrl-C;
+      141 nobody reads the id or the JSON that is printed; 2 wrong usage or spec.
     """
     fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
     services: Services = context.obj

@@ -99,8 +99,9 @@ def held(cluster: Cluster, i: int) -> list[Path]:
 
 def documents(ran: Ran) -> list[dict[str, object]]:
     """The probe's documents among what the job printed."""
-    lines = [line for instance in INSTANCES for line in sorted(ran.lines(instance))]
-    return [json.loads(line.removeprefix("PROBE ")) for line in lines]
+    lines = [line for instance in INSTANCES for line in ran.lines(instance)]
+    found = [json.loads(line.removeprefix("PROBE ")) for line in lines]
+    return sorted(found, key=lambda document: (document["index"], document["local"]))
 
 
 def environment_of_a_ray_worker(cluster: Cluster) -> dict[str, str]:

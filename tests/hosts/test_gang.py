@@ -13,13 +13,13 @@ from tests.hosts.conftest import Cluster
 from tests.hosts.jobs import PROGRAMS, Ran
 from tests.support import wait_until
 
-PEERS = ("master-0", "worker-0")
+FAILING_HOST = 2
 
-# INDEX 2 fails once all have begun; the others wait for what will never come.
+# The host named fails once all have begun; the others wait for what will never come.
 FAIL_TOGETHER = """
-touch {folder}/$INDEX
-[ $INDEX != 2 ] && exec sleep 600
-until [ -e {folder}/0 -a -e {folder}/1 ]; do sleep 0.05; done
+touch {folder}/$(hostname)
+[ $(hostname) != {failing} ] && exec sleep 600
+until [ $(ls {folder} | wc -l) = 3 ]; do sleep 0.05; done
 echo 'out of luck on this host'
 exit 7
 """
@@ -28,25 +28,25 @@ exit 7
 def test_a_failing_instance_stops_the_others_within_2_s(cluster: Cluster, tmp_path: Path) -> None:
     ran = fail_together(cluster, tmp_path)
     assert ran.status == 7
+    failed, *peers = instances(cluster, ran)
     verdict = ran.info["verdict"]
     assert (ran.info["state"], verdict["reason"]) == ("FAILED", "INSTANCE_FAILED")
-    assert (verdict["instance"], verdict["exit_code"], verdict["signal"]) == ("worker-1", 7, None)
-    assert verdict["summary"] == f"worker-1 on {cluster.hosts.name(2)} exited 7"
+    assert (verdict["instance"], verdict["exit_code"], verdict["signal"]) == (failed["name"], 7, None)
+    assert verdict["summary"] == f"{failed['name']} on {cluster.hosts.name(FAILING_HOST)} exited 7"
     assert verdict["last_lines"] == ["out of luck on this host"]
-    for peer in PEERS:
-        assert instance(ran, peer)["signal"] == 15
-        assert instance(ran, peer)["note"] == "stopped: worker-1 failed"
-        assert ended_after(cluster, ran, peer) <= 2
-    assert instance(ran, "worker-1")["note"] is None
+    assert failed["note"] is None
+    for peer in peers:
+        assert (peer["signal"], peer["note"]) == (15, f"stopped: {failed['name']} failed")
+        assert ended_after(cluster, ran, failed, peer) <= 2
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_grace(cluster: Cluster, tmp_path: Path) -> None:
     ran = fail_together(cluster, tmp_path, "trap '' TERM", "--set", "timeouts.grace_s=2")
-    assert (ran.status, ran.info["verdict"]["instance"]) == (7, "worker-1")
-    for peer in PEERS:
-        assert instance(ran, peer)["signal"] == 9
-        assert instance(ran, peer)["note"] == "stopped: worker-1 failed"
-        assert 2 <= ended_after(cluster, ran, peer) <= 2 + 2
+    failed, *peers = instances(cluster, ran)
+    assert (ran.status, ran.info["verdict"]["instance"]) == (7, failed["name"])
+    for peer in peers:
+        assert (peer["signal"], peer["note"]) == (9, f"stopped: {failed['name']} failed")
+        assert 2 <= ended_after(cluster, ran, failed, peer) <= 2 + 2
 
 
 def test_the_verdict_names_the_rank_that_torchrun_names(cluster: Cluster) -> None:
@@ -58,7 +58,9 @@ def test_the_verdict_names_the_rank_that_torchrun_names(cluster: Cluster) -> Non
     assert "rank 5, exit code 3" in verdict["summary"]
     assert any("one_rank_fails.py FAILED" in text for text in verdict["last_lines"])
     assert "rank 5 has had enough" in ran.lines("worker-1")
-    assert [instance(ran, peer)["note"] for peer in PEERS] == ["stopped: worker-1 failed"] * 2
+    notes = {one["name"]: one["note"] for one in ran.info["instances"]}
+    stopped = "stopped: worker-1 failed"
+    assert notes == {"master-0": stopped, "worker-0": stopped, "worker-1": None}
 
 
 @pytest.fixture
@@ -87,28 +89,29 @@ def test_a_job_that_needs_one_host_more_waits_for_it(cluster: Cluster, fourth_ho
     ended = cluster.json(0, "wait", job_id, timeout_s=120)
     assert (ended["state"], ended["pending"]) == ("SUCCEEDED", None)
     hosts = [cluster.hosts.name(i) for i in range(4)]
-    assert [instance["node"] for instance in ended["instances"]] == hosts
+    assert sorted(instance["node"] for instance in ended["instances"]) == hosts
     assert sorted(cluster.raycontrol(0, "logs", job_id, "--no-prefix", check=True).stdout.split()) == hosts
     assert behind.info["ended_at"] < ended["started_at"]
 
 
 def fail_together(cluster: Cluster, folder: Path, before: str = ":", *options: str) -> Ran:
-    line = f"{before}\n{FAIL_TOGETHER.format(folder=folder)}"
-    return jobs.run(cluster, 0, "--nodes", "3", *options, "--", line)
+    line = FAIL_TOGETHER.format(folder=folder, failing=cluster.hosts.name(FAILING_HOST))
+    return jobs.run(cluster, 0, "--nodes", "3", *options, "--", f"{before}\n{line}")
 
 
-def instance(ran: Ran, name: str) -> dict[str, Any]:
-    (found,) = [one for one in ran.info["instances"] if one["name"] == name]
-    result: dict[str, Any] = found
-    return result
+def instances(cluster: Cluster, ran: Ran) -> list[dict[str, Any]]:
+    """The job's instances, the one on the failing host first."""
+    failing = cluster.hosts.name(FAILING_HOST)
+    return sorted(
+        ran.info["instances"], key=lambda instance: (instance["node"] != failing, instance["index"])
+    )
 
 
-def ended_after(cluster: Cluster, ran: Ran, peer: str) -> float:
-    """Seconds from the failure of worker-1 to the end of a peer's program."""
-    exits = {
-        event["instance"]: event["at"] for event in jobs.events(cluster, ran) if event["kind"] == "RunExited"
-    }
-    return float(exits[peer] - exits["worker-1"])
+def ended_after(cluster: Cluster, ran: Ran, failed: dict[str, Any], peer: dict[str, Any]) -> float:
+    """Seconds from the failure to the end of a peer's program."""
+    told = [event for event in jobs.events(cluster, ran) if event["kind"] == "RunExited"]
+    exits = {event["instance"]: event["at"] for event in told}
+    return float(exits[peer["name"]] - exits[failed["name"]])
 
 
 def job(cluster: Cluster, job_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,18 @@ import pytest
 
 from raycontrol import Client
 from raycontrol.status import JobState
-from tests.ray.alone import Alone, alone, users_of
-from tests.ray.conftest import LocalRay
+from tests.ray.alone import RUN_S, Alone, alone, users_of
+from tests.ray.conftest import LocalRay, end
 from tests.ray.jobs import alive, ended, said, spec
 from tests.support import wait_until
 
 STARTING = "no Ray cluster found: starting one in this process for this run"
 SAVES = "trap 'echo saved; exit 0' TERM; echo pid $$; while :; do sleep 0.1; done"
+MEET = """
+echo "$INDEX of $NODE_NUM"
+touch $MEETING/$INDEX; until [ -e $MEETING/0 -a -e $MEETING/1 ]; do sleep 0.05; done
+exit $INDEX
+"""
 DEAF = "trap '' TERM; echo pid $$; while :; do sleep 0.1; done"
 
 
@@ -27,10 +33,13 @@ def shell(tmp_path: Path) -> Iterator[Alone]:
         yield shell
 
 
-def test_a_run_brings_its_own_ray_and_what_it_did_can_be_read_afterwards(shell: Alone) -> None:
+def test_a_run_brings_its_own_ray_and_what_it_did_can_be_read_afterwards(
+    shell: Alone, tmp_path: Path
+) -> None:
     answer = shell.run(
+        *("--env", f"MEETING={tmp_path}"),
         *("--nodes", "2", "--placement", "pack", "--cpu", "0.1", "--name", "pair"),
-        *("--", 'echo "$INDEX of $NODE_NUM"; exit $INDEX'),
+        *("--", MEET),
     )
     assert answer.returncode == 1
     assert sorted(answer.stdout.splitlines()) == ["master-0 | 0 of 2", "worker-0 | 1 of 2"]
@@ -66,14 +75,23 @@ def test_what_would_end_with_the_command_is_refused(shell: Alone, arguments: tup
     assert answer.stdout == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_job_and_then_ray(shell: Alone, number: signal.Signals) -> None:
+def test_ctrl_c_stops_the_job_and_then_ray(shell: Alone) -> None:
     command = shell.start("--cpu", "0.1", "--", SAVES)
     shell.says("pid ")
-    command.send_signal(number)
-    assert command.wait(timeout=60) == 130
+    command.send_signal(signal.SIGINT)
+    assert command.wait(timeout=RUN_S) == 130
     shell.says("saved")
-    shell.says(f"{number.name}: asking the job to stop", "stderr")
+    shell.says("SIGINT: asking the job to stop", "stderr")
+    assert [info["state"] for info in shell.json("list")] == ["STOPPED"]
+
+
+def test_a_sigterm_to_the_whole_group_lets_the_job_save(shell: Alone) -> None:
+    """As from `timeout 3600 raycontrol run …`."""
+    command = shell.start("--cpu", "0.1", "--", SAVES, start_new_session=True)
+    shell.says("pid ")
+    os.killpg(command.pid, signal.SIGTERM)
+    assert command.wait(timeout=RUN_S) == 130
+    shell.says("saved")
     assert [info["state"] for info in shell.json("list")] == ["STOPPED"]
 
 
@@ -83,27 +101,22 @@ def test_a_second_ctrl_c_ends_everything_at_once(shell: Alone) -> None:
     command.send_signal(signal.SIGINT)
     shell.says("asking the job to stop", "stderr")
     command.send_signal(signal.SIGINT)
-    assert command.wait(timeout=60) == 130
+    assert command.wait(timeout=RUN_S) == 130
     shell.says("ending the job and the Ray that was started for it", "stderr")
 
 
-def test_a_killed_run_leaves_no_process(shell: Alone) -> None:
+def test_the_program_of_a_killed_run_dies_with_it(shell: Alone) -> None:
     command = shell.start("--cpu", "0.1", "--", "setsid sleep 600 & echo child $!; wait")
     shell.says("child ")
     child = int((shell.folder / "stdout").read_text().split("child ")[1].split()[0])
     assert alive(child)
     command.kill()
     command.wait()
-    wait_until(lambda: not users_of(shell.folder), 60, "nothing of the run is left")
-    assert not alive(child)
-    for path in shell.folder.glob("rc-*"):  # only a folder: nobody was left to remove it
-        remove(path)
-
-
-def remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)
+    wait_until(lambda: not alive(child), 60, "the program is dead")
+    wait_until(lambda: shell.json("list")[0]["abandoned"], 60, "the job is known to be abandoned")
+    end(users_of(shell.folder))  # Ray's agents see that their Ray is gone after a minute
+    for left in shell.folder.glob("rc-*"):  # nobody was there to remove it
+        shutil.rmtree(left)
 
 
 def test_beside_a_live_cluster_it_touches_none_of_its_jobs(
@@ -120,4 +133,3 @@ def test_beside_a_live_cluster_it_touches_none_of_its_jobs(
     assert alive(pid) and theirs.info().state is JobState.RUNNING
     go.touch()
     assert ended(theirs).state is JobState.SUCCEEDED
-    assert os.path.exists(cluster.home)

@@ -17,7 +17,7 @@ import pytest
 from raycontrol.cli import invoke
 from raycontrol.cli.output import Output
 from raycontrol.cli.services import Services
-from raycontrol.errors import ControllerUnavailable
+from raycontrol.errors import ControllerUnavailable, VersionMismatch
 from raycontrol.status import InstanceState, JobState, Reason, Verdict
 from tests.fake_client import SUBMITTED_AT, FakeClient, FakeJob, instance, job_info, running_job
 
@@ -141,6 +141,67 @@ def test_list_shows_all_unfinished_jobs_and_the_last_twenty_that_ended() -> None
     assert "needs 8 GPUs, 2 are free" in shell.stdout
 
 
+def test_a_job_tells_its_reason_only_where_the_state_does_not() -> None:
+    running = FakeJob(job_info("runs-000001", state=JobState.RUNNING, reason=Reason.STARTED))
+    waiting = FakeJob(job_info("waits-000001", reason=Reason.WAITING, pending="needs 8 GPUs"))
+    stopping = FakeJob(job_info("stops-000001", state=JobState.STOPPING, reason=Reason.STOP_REQUESTED))
+    shell = Shell(FakeClient(running, waiting, stopping))
+    for job_id, state in (
+        ("runs", "RUNNING"),
+        ("waits", "QUEUED (WAITING)"),
+        ("stops", "STOPPING (STOP_REQUESTED)"),
+    ):
+        assert shell("get", job_id) == 0
+        assert f"state      {state}\n" in shell.stdout
+    running.becomes(JobState.RUNNING, Reason.STARTED, "two\nlines")
+    assert shell("events", "runs") == 0
+    assert shell.stdout.endswith("  RUNNING                     two lines\n")
+
+
+def test_list_says_why_a_job_was_stopped_on_one_line() -> None:
+    verdict = Verdict(reason=Reason.STOP_REQUESTED, summary="SIGTERM sent\nto `raycontrol run`")
+    job = finished("digits-ab12cd", JobState.STOPPED, reason=Reason.STOP_REQUESTED, verdict=verdict)
+    shell = Shell(FakeClient(job))
+    assert shell("list") == 0
+    assert shell.stdout.splitlines()[1].endswith("  SIGTERM sent to `raycontrol run`")
+
+
+def test_an_abandoned_job_is_shown_as_such_and_does_not_go_on_taking_time() -> None:
+    gone = job_info(
+        state=JobState.RUNNING,
+        reason=Reason.STARTED,
+        started_at=SUBMITTED_AT,
+        abandoned=True,
+        pending="it is gone",
+    )
+    shell = Shell(FakeClient(FakeJob(gone)))
+    assert shell("get", "digits") == 0
+    assert "abandoned  it is gone\n" in shell.stdout
+    assert "took" not in shell.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", ["list", "get digits", "logs digits", "events digits", "wait digits", "prune"]
+)
+def test_what_is_read_without_the_cluster_that_was_named_is_noted_once(arguments: str) -> None:
+    client = FakeClient(finished("digits-ab12cd"))
+    client.offline = "no Ray cluster answers at 10.0.0.1:6379; reading the store in ~/.raycontrol"
+    shell = Shell(client)
+    assert shell(*arguments.split()) == 0
+    assert shell.stderr.count(f"note: {client.offline}\n") == 1
+    assert "note: " not in shell.stdout
+
+
+def test_a_job_that_is_not_found_without_its_cluster_is_noted_too() -> None:
+    client = FakeClient()
+    client.offline = "no Ray cluster answers at 10.0.0.1:6379"
+    shell = Shell(client)
+    assert shell("get", "digits") == 2
+    assert shell.stderr.startswith(
+        "note: no Ray cluster answers at 10.0.0.1:6379\nraycontrol: no job 'digits'"
+    )
+
+
 def test_a_state_that_does_not_exist_is_a_usage_error_that_names_all_states() -> None:
     shell = Shell()
     assert shell("list", "--state", "DONE") == 2
@@ -177,7 +238,7 @@ def test_events_are_a_list_and_followed_events_are_lines() -> None:
         "SUCCEEDED",
     ]
     assert shell("events", "digits") == 0
-    assert shell.stdout.splitlines()[2].endswith("SUCCEEDED  COMPLETED        all exited 0")
+    assert shell.stdout.splitlines()[2].endswith("  SUCCEEDED (COMPLETED)       all exited 0")
 
 
 # Waiting, stopping, removing
@@ -229,7 +290,13 @@ def test_prune_says_what_it_would_remove() -> None:
 def test_the_controller_is_described() -> None:
     shell = Shell()
     assert shell("controller", "status") == 0
-    assert shell.stdout == "version  0.1.0\nnode     host-a\npid      7\n"
+    assert shell.stdout == (
+        "running          yes\n"
+        "version          0.1.0\n"
+        "unfinished jobs  2\n"
+        "pid              7\n"
+        "ray address      10.0.0.1:6379\n"
+    )
     assert shell.json("controller", "restart")["pid"] == 8
 
 
@@ -447,7 +514,9 @@ def test_env_prints_lines_that_a_shell_can_evaluate() -> None:
     assert "export WORLD_SIZE=1\n" in shell.stdout
     assert shell.json("env")["MASTER_ADDR"] == "127.0.0.1"
     assert shell("env", "--mode", "dpp") == 2
-    assert shell.stderr == "raycontrol: --mode: must be one of ddp, mpi, horovod, ps, ray, got dpp\n"
+    assert shell.stderr == "raycontrol: --mode: this version runs ddp, got dpp\n"
+    assert shell("env", "--mode", "mpi") == 2
+    assert shell.stderr == "raycontrol: mode: mpi is not built yet; this version runs ddp\n"
 
 
 def test_schema_is_json() -> None:
@@ -461,6 +530,48 @@ def test_version_in_three_spellings() -> None:
     assert (shell("version"), shell.stdout) == (0, "raycontrol 0.1.0\n")
     assert (shell("--version"), shell.stdout) == (0, "raycontrol 0.1.0\n")
     assert shell.json("version") == {"raycontrol": "0.1.0"}
+
+
+@pytest.mark.parametrize(
+    ("client", "controller", "advice"),
+    [
+        ("0.9.1", "0.10.0", "; install raycontrol 0.10.0 here"),
+        (
+            "0.10.0",
+            "0.9.1",
+            "; install raycontrol 0.10.0 on every node, then `raycontrol controller restart` (running jobs go on), or "
+            "raycontrol 0.9.1 here",
+        ),
+        (
+            "0.1.0rc2",
+            "0.1.0",
+            "; install raycontrol 0.1.0rc2 on every node, then `raycontrol controller restart` (running jobs go on), or "
+            "raycontrol 0.1.0 here",
+        ),
+    ],
+)
+def test_other_versions_are_told_which_side_to_change(client: str, controller: str, advice: str) -> None:
+    said = str(VersionMismatch(client, controller))
+    assert said == f"this client is raycontrol {client}, the cluster's controller is {controller}{advice}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "list --limit 0",
+        "logs digits --tail -1",
+        "wait digits --timeout -1",
+        "prune --older-than -1",
+        "prune --keep-gib nan",
+    ],
+)
+def test_a_number_below_its_least_is_a_usage_error(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = FakeClient(finished("digits-ab12cd"))
+    assert Shell(client)(*arguments.split()) == 2
+    assert "must be at least" in capsys.readouterr().err
+    assert client.calls == []
 
 
 def test_wrong_usage_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -493,6 +604,8 @@ def test_the_help_of_each_command_has_an_example(command: str, capsys: pytest.Ca
     assert Shell()(*command.split(), "--help") == 0
     text = capsys.readouterr().out
     assert f"  raycontrol {command}" in text
+    assert "x>=" not in text
+    assert ("[SPEC] [-- COMMAND...]" in text) == (command in ("run", "submit", "plan"))
     assert "--json" in text
 
 

@@ -555,7 +555,10 @@ def test_how_a_start_command_ended_in_words(ended: dict[str, Any], text: str) ->
     ("ended", "hint"),
     [
         ({"code": 3}, None),
-        ({"code": 1, "oom": True}, "give the job more `resources.memory`, or let it use less"),
+        (
+            {"code": 1, "oom": True},
+            "let it use less memory (a smaller batch, fewer data workers), or run it on a node that has more",
+        ),
         (
             {"code": 127},
             "the command was not found: is it installed in this environment, or in `working_dir`?",

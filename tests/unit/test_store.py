@@ -278,7 +278,8 @@ def test_a_migration_that_fails_leaves_the_last_whole_version(tmp_path: Path) ->
 def test_a_store_is_not_migrated_under_a_living_controller(store: Store) -> None:
     lease = store.acquire("blue", "head", 77, now=1000.0)
     with pytest.raises(
-        StoreError, match=r"an older raycontrol is using it \(cluster 'blue', pid 77 on head\); end that one"
+        StoreError,
+        match=r"an older raycontrol is using it \(cluster 'blue', pid 77 on head\); install this version on",
     ):
         Store(store.home, migrations=NEXT)
     store.release(lease)
