@@ -238,7 +238,7 @@ class JobHandle:
                 yield event
             if events and events[-1].state.terminal:
                 return
-            if not events and self.info().state.terminal:
+            if not events and self.info().over:
                 return
 
     def wait(self, timeout_s: float | None = None) -> JobInfo:
@@ -247,7 +247,7 @@ class JobHandle:
         after = 0
         while True:
             info = self.info()
-            if info.state.terminal:
+            if info.over:
                 return info
             left = EVENT_POLL_S if deadline is None else deadline - time.monotonic()
             if left <= 0:

@@ -168,7 +168,12 @@ class Controller:
     async def info(self, job_id: str) -> JobInfo:
         """Return a job; raises JobNotFound."""
         await self.started()
-        return self._info(await self._get(job_id))
+        if job_id in self._jobs:
+            return self._info(self._jobs[job_id])
+        row = await self._in_thread(lambda: self._open_store.job(job_id))
+        if row is None:
+            raise JobNotFound(job_id)
+        return await self._in_thread(lambda: read_info(row, self._open_store))
 
     async def find(self, prefix: str) -> list[str]:
         """Return the ids that begin so."""
@@ -437,12 +442,6 @@ class Controller:
             return self._jobs[job_id]
         row = await self._in_thread(lambda: self._open_store.job(job_id))
         return None if row is None else read_job(row)
-
-    async def _get(self, job_id: str) -> Job:
-        job = await self._find(job_id)
-        if job is None:
-            raise JobNotFound(job_id)
-        return job
 
     def _info(self, job: Job) -> JobInfo:
         return info_of(job, self._home)

@@ -58,5 +58,5 @@ def read_info(row: JobRow, store: Store) -> JobInfo:
     if not orphaned:
         return shown
     return shown.model_copy(
-        update={"abandoned": True, "pending": "its embedded cluster is gone; `raycontrol prune` removes it"}
+        update={"abandoned": True, "pending": "its embedded run was killed; nobody is left to end it"}
     )

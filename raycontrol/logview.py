@@ -45,7 +45,7 @@ class LogView:
     def follow(self) -> Iterator[str]:
         """Yield lines as they come, until the job has ended and everything was read."""
         while True:
-            ended = self._look().state.terminal
+            ended = self._look().over
             before = dict(self._offsets)
             yield from self._read(0.0 if ended else POLL_S)
             if ended and before == self._offsets:

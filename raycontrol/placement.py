@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from raycontrol.spec import Member, Placement, Resources
@@ -93,7 +93,8 @@ def _match(
 
     A free node is taken before another member is asked to move, so that a gang of equals fills nodes in order.
     """
-    order = sorted(nodes, key=lambda node: (_emptiness(room[node.id]), node.name))
+    asked = {name for member in members for name in demand(member.resources)}
+    order = sorted(nodes, key=lambda node: (_emptiness(room[node.id], asked), node.name))
     holder: dict[str, Member] = {}
 
     def assign(member: Member, seen: set[str]) -> bool:
@@ -128,14 +129,16 @@ def _pack(
         fitting = [node for node in nodes if _fits(wanted, free[node.id])]
         if not fitting:
             return None
-        node = min(fitting, key=lambda item: (_emptiness(free[item.id]), item.name))
+        node = min(fitting, key=lambda item: (_emptiness(free[item.id], wanted), item.name))
         _take(free[node.id], wanted)
         chosen[member.name] = node
     return chosen
 
 
-def _emptiness(room: Mapping[str, float]) -> tuple[float, float, float]:
-    return room.get("GPU", 0.0), room.get("CPU", 0.0), room.get("memory", 0.0)
+def _emptiness(room: Mapping[str, float], asked: Collection[str]) -> tuple[float, float, float]:
+    """Memory counts only where it is asked for: Ray's figures differ by some bytes between machines that are equal."""
+    memory = room.get("memory", 0.0) if "memory" in asked else 0.0
+    return room.get("GPU", 0.0), room.get("CPU", 0.0), memory
 
 
 def _in_name_order(members: Sequence[Member], chosen: Mapping[str, Node]) -> tuple[Assignment, ...]:

@@ -148,6 +148,11 @@ class JobInfo(Model):
     abandoned: bool = False
 
     @property
+    def over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.state.terminal or self.abandoned
+
+    @property
     def exit_status(self) -> int:
         """What ``raycontrol run`` and ``wait`` exit with: the job's code, or the kind of its end (README, "Exit status")."""
         if self.state is JobState.SUCCEEDED:

@@ -13,7 +13,7 @@ from raycontrol.cli.services import Services
 def status(context: typer.Context, address: options.Address = None, as_json: options.Json = False) -> None:
     """Show the cluster's controller: its version, cluster name, home, host, process and jobs. Starts nothing.
 
-    The first `raycontrol submit` or `run` on a cluster starts its controller; before that `running` is False.
+    The first `raycontrol submit` or `run` on a cluster starts its controller; before that none is running.
 
     \b
     Example:

@@ -276,9 +276,10 @@ def prune(
 ) -> None:
     """Remove old ended jobs, with their events, logs and outputs, and packed folders that no job uses any more.
 
-    An option that is not given is the setting keep_days or keep_gib. Covers every ended job of the store: of the
-    cluster's controller where one answers, else of this machine; of other clusters and embedded runs too. A job whose
-    embedded run was killed (abandoned) counts as ended when it was submitted. Others that have not ended stay.
+    Without --older-than the setting keep_days holds, without --keep-gib the setting keep_gib. Covers all ended jobs
+    of the store that the cluster's controller keeps, else of the one on this machine: jobs of other clusters and of
+    embedded runs too. A job whose embedded run was killed (abandoned) counts as ended when it was submitted. Other
+    jobs that have not ended are never touched.
 
     The controller does the same every hour, for the jobs of its own cluster, by its keep_days and keep_gib.
 

@@ -144,7 +144,7 @@ def _took(info: JobInfo, now: float) -> str:
 
 def _note(info: JobInfo) -> str:
     if info.pending is not None and not info.state.terminal:
-        return _one_line(info.pending)
+        return ("abandoned: " if info.abandoned else "") + _one_line(info.pending)
     if info.verdict is not None:  # there is one as soon as a job is being stopped for it
         return _one_line(info.verdict.summary)
     return info.reason if info.state in ("STOPPING", "STOPPED", "FAILED") else ""

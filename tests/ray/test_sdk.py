@@ -168,4 +168,4 @@ def test_a_client_of_another_version_is_told_so(cluster: LocalRay, client: Clien
     from raycontrol import __version__
 
     assert told[0] == f"0.0.1 {__version__}"
-    assert "install the same version on every node" in told[1]
+    assert f"install raycontrol {__version__} here" in told[1]

@@ -152,7 +152,7 @@ def test_a_job_tells_its_reason_only_where_the_state_does_not() -> None:
         ("stops", "STOPPING (STOP_REQUESTED)"),
     ):
         assert shell("get", job_id) == 0
-        assert f"state      {state}\n" in shell.stdout
+        assert f"state        {state}\n" in shell.stdout
     running.becomes(JobState.RUNNING, Reason.STARTED, "two\nlines")
     assert shell("events", "runs") == 0
     assert shell.stdout.endswith("  RUNNING                     two lines\n")
@@ -176,8 +176,10 @@ def test_an_abandoned_job_is_shown_as_such_and_does_not_go_on_taking_time() -> N
     )
     shell = Shell(FakeClient(FakeJob(gone)))
     assert shell("get", "digits") == 0
-    assert "abandoned  it is gone\n" in shell.stdout
+    assert "abandoned    it is gone\n" in shell.stdout
     assert "took" not in shell.stdout
+    assert shell("list") == 0
+    assert shell.stdout.splitlines()[1].endswith("ago        abandoned: it is gone")
 
 
 @pytest.mark.parametrize(

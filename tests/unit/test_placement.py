@@ -61,6 +61,15 @@ def test_strict_takes_nodes_that_are_in_use_before_empty_ones() -> None:
     assert rooms(place(gang(2), STRICT, hosts)) == ["2", "3"]
 
 
+def test_memory_orders_nodes_only_for_a_job_that_asks_for_it() -> None:
+    """Ray measures memory: two machines of a kind never have the same number of bytes."""
+    hosts = [host("1", memory=2**30 + 4096), host("2", memory=2**30 + 8192), host("3", memory=2**30)]
+    assert rooms(place(gang(3), STRICT, hosts)) == ["1", "2", "3"]
+    assert rooms(place(gang(1), PACK, hosts)) == ["1"]
+    thirsty = gang(1, resources=Resources(memory=2**20))
+    assert rooms(place(thirsty, STRICT, hosts)) == rooms(place(thirsty, PACK, hosts)) == ["3"]
+
+
 def test_strict_moves_an_instance_aside_for_one_that_fits_nowhere_else() -> None:
     """master-0 would take host 1, the only one with a GPU for the worker."""
     groups = {"master": Group(), "worker": Group(resources=GroupResources(gpu=1))}
