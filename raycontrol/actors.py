@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from raycontrol.archive import Archive
-from raycontrol.errors import RaycontrolError
+from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
 from raycontrol.instance import Identity, Instance
 from raycontrol.node import Node
 from raycontrol.settings import Settings
 from raycontrol.spec import Mode
+
+log = logging.getLogger(__name__)
 
 NAMESPACE = "raycontrol"
 CONTROLLER = "rc-controller"
@@ -75,7 +78,16 @@ class ArchiveActor(Archive):
     """Runs on the head; may be killed at any time."""
 
     def __init__(self, home: str) -> None:
-        super().__init__(home, min_free_bytes=Settings.of_home(home).min_free_bytes)
+        super().__init__(home, min_free_bytes=_min_free_bytes(home))
+
+
+def _min_free_bytes(home: str) -> int:
+    """Return the setting; its default where the settings are wrong, for without an archive no job could end."""
+    try:
+        return Settings.of_home(home).min_free_bytes
+    except UsageError as error:
+        log.error("%s; using the default", error)
+        return Settings().min_free_bytes
 
 
 class RayLinks:
@@ -87,28 +99,35 @@ class RayLinks:
         self._handles: dict[str, Any] = {}
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
-        await result_of(self._actor(CONTROLLER).report.remote(sent_at, reports))
+        await self._call(CONTROLLER, "report", sent_at, reports)
 
     async def append(self, offset: int, data: bytes) -> int:
         seed = self._seed
-        append = self._actor(ARCHIVE).append
-        return int(await result_of(append.remote(seed.job_id, seed.attempt, seed.instance, offset, data)))
+        return int(
+            await self._call(ARCHIVE, "append", seed.job_id, seed.attempt, seed.instance, offset, data)
+        )
 
     async def append_output(
         self, relpath: str, offset: int, data: bytes, mode: int, size: int, mtime_ns: int
     ) -> int:
         seed = self._seed
-        append = self._actor(ARCHIVE).append_output
-        call = append.remote(seed.job_id, seed.instance, relpath, offset, data, mode, size, mtime_ns)
-        return int(await result_of(call))
+        file = (relpath, offset, data, mode, size, mtime_ns)
+        return int(await self._call(ARCHIVE, "append_output", seed.job_id, seed.instance, *file))
 
     async def code_dir(self, package: str | None) -> str:
-        node = self._actor(node_actor_name(self._node_id))
-        return str(await result_of(node.code_dir.remote(self._seed.job_id, package)))
+        return str(await self._call(node_actor_name(self._node_id), "code_dir", self._seed.job_id, package))
 
     async def lease_port(self, purpose: str) -> int:
-        node = self._actor(node_actor_name(self._node_id))
-        return int(await result_of(node.lease_port.remote(self._seed.attempt_id, purpose)))
+        node = node_actor_name(self._node_id)
+        return int(await self._call(node, "lease_port", self._seed.attempt_id, purpose))
+
+    async def _call(self, actor: str, method: str, *arguments: Any) -> Any:
+        """Call a method; an actor that is dead for good is looked up anew next time: another may have its name."""
+        try:
+            return await result_of(getattr(self._actor(actor), method).remote(*arguments))
+        except ActorDiedError:
+            self._handles.pop(actor, None)
+            raise
 
     def _actor(self, name: str) -> Any:
         if name not in self._handles:

@@ -45,14 +45,19 @@ NODE_CALL_S = 30.0
 
 class ControllerActor(Controller):
     def __init__(self, home: str, name: str) -> None:
-        settings = Settings.of_home(home)
-        limits = Limits(settings.keep_days, settings.keep_gib)
-        super().__init__(str(Path(home).expanduser()), name, RayCluster(name, home), limits=limits)
+        super().__init__(
+            str(Path(home).expanduser()), name, RayCluster(name, home), limits=lambda: _limits(home)
+        )
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
 
     async def describe(self) -> dict[str, Any]:
         """Return what ``raycontrol controller status`` shows, Ray's address included."""
         return {**await self.status(), "ray": ray.get_runtime_context().gcs_address}
+
+
+def _limits(home: str) -> Limits:
+    settings = Settings.of_home(home)
+    return Limits(settings.keep_days, settings.keep_gib)
 
 
 # The controller's view.
@@ -117,9 +122,10 @@ class RayCluster:
             await self._call(job, instance, lambda actor: actor.watch.remote(WATCH_S))
 
     async def release(self, job: Job, last: bool) -> None:
-        reserving = self._reserving.pop(job.attempt_id, None)
+        reserving = self._reserving.get(job.attempt_id)
         if reserving is not None:
             await asyncio.wait([reserving])
+            self._reserving.pop(job.attempt_id, None)
         await asyncio.to_thread(self._remove_gang, job)
         for instance in job.instances:
             self._instances.pop((job.attempt_id, instance.name), None)

@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 
 from raycontrol import lifecycle, placement, queue
 from raycontrol.duties import Cluster, Duties
-from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismatch
+from raycontrol.errors import JobNotFound, StoreError, StoreOwned, StoreRefused, VersionMismatch
 from raycontrol.events import (
+    InstanceLost,
     JobEvent,
     NodesChosen,
     PlacementDeferred,
@@ -31,12 +32,12 @@ from raycontrol.events import (
     StopRequested,
     TimePassed,
 )
-from raycontrol.job import Job
-from raycontrol.jobrows import info_of, read_info, read_job, row_of
+from raycontrol.job import Job, checked_id
+from raycontrol.jobrows import info_of, read_info, read_infos, read_job, readable, row_of
 from raycontrol.retention import expired
 from raycontrol.spec import JobSpec, members
 from raycontrol.status import Event, JobInfo, JobState, Note
-from raycontrol.store import Change, Lease, Store
+from raycontrol.store import Change, JobRow, Lease, Store
 from raycontrol.version import __version__
 
 log = logging.getLogger(__name__)
@@ -81,13 +82,16 @@ class Controller:
         name: str,
         cluster: Cluster,
         clock: Callable[[], float] = time.time,
-        limits: Limits | None = None,
+        limits: Callable[[], Limits] | None = None,
     ) -> None:
         self._home = Path(home)
         self._name = name
         self._cluster = cluster
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or Limits
+        self._lags: dict[str, float] = {}
+        self._offsets: dict[tuple[str, str], float] = {}
+        self._missing: set[str] = set()
         self._store: Store | None = None
         self._lease: Lease | None = None
         self._jobs: dict[str, Job] = {}
@@ -128,6 +132,7 @@ class Controller:
         await self.started()
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
+        checked_id(submission.job_id)
         async with self._submitting:
             # A call that is repeated while the first one waits for the store must find its job.
             known = await self._find(submission.job_id)
@@ -185,8 +190,10 @@ class Controller:
     ) -> list[JobInfo]:
         """Return jobs, newest first."""
         await self.started()
-        rows = await self._in_thread(lambda: self._open_store.jobs(states=states, user=user, limit=limit))
-        return await self._in_thread(lambda: [read_info(row, self._open_store) for row in rows])
+        store = self._open_store
+        return await self._in_thread(
+            lambda: read_infos(store.jobs(states=states, user=user, limit=limit), store)
+        )
 
     async def events(self, job_id: str, after: int = 0, timeout_s: float = 0.0) -> list[Event]:
         """Return a job's events with ``seq`` above ``after``; wait up to ``timeout_s`` (at most 20) for the first."""
@@ -202,23 +209,33 @@ class Controller:
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""
         await self.started()
-        unfinished = [job_id for job_id in job_ids if job_id in self._jobs]
-        doomed = [job_id for job_id in job_ids if job_id not in unfinished]
-        rows = await self._in_thread(lambda: self._open_store.jobs())
-        kept = [read_job(row) for row in rows if row.id not in doomed]
-        await self._cluster.remove_stored(doomed, {job.package for job in kept if job.package})
+        doomed = [job_id for job_id in job_ids if job_id not in self._jobs]
         await self._in_thread(lambda: self._open_store.remove(doomed))
+        await self._cluster.remove_stored(doomed, await self._in_thread(self._packages_in_use))
+
+    def _packages_in_use(self) -> set[str]:
+        return {job.package for _, job in readable(self._open_store.jobs()) if job.package}
 
     # For instances.
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         """Take what an instance reports; return once it is stored. Times are moved to this node's clock."""
+        arrived = self._clock()
         await self.started()
-        offset = self._clock() - sent_at
-        known = [(report.attempt_id.rpartition(".")[0], _on_our_clock(report, offset)) for report in reports]
-        await asyncio.gather(
-            *(self._tell(job_id, report) for job_id, report in known if job_id in self._jobs)
-        )
+        told = []
+        for report in reports:
+            job_id = report.attempt_id.rpartition(".")[0]
+            if job_id in self._jobs:
+                offset = self._offset(report, arrived - sent_at)
+                told.append(self._tell(job_id, _on_our_clock(report, offset)))
+        await asyncio.gather(*told)
+
+    def _offset(self, report: Report, measured: float) -> float:
+        """Return how far this clock is ahead of the instance's: the least that was ever measured, for Ray may deliver
+        a call long after it was made."""
+        key = (report.attempt_id, report.instance)
+        self._offsets[key] = min(measured, self._offsets.get(key, measured))
+        return self._offsets[key]
 
     # Starting.
 
@@ -248,7 +265,9 @@ class Controller:
                 lambda: self._open_store.acquire(self._name, socket.gethostname(), os.getpid(), self._clock())
             )
         rows = await self._in_thread(lambda: self._open_store.active(self._name))
-        self._jobs = {row.id: read_job(row) for row in rows}
+        self._jobs = {row.id: job for row, job in readable(rows)}
+        now = self._clock()
+        self._lags = {job.id: now - job.since for job in self._jobs.values()}
         await self._cluster.serve_nodes()
         strangers = await self._cluster.remove_strangers(
             self._name, {job.attempt_id for job in self._jobs.values()}
@@ -279,30 +298,30 @@ class Controller:
     async def _take(self, batch: Sequence[tuple[str, JobEvent, asyncio.Future[None] | None]]) -> None:
         """Advance the jobs, store all of it in one commit, then act and acknowledge."""
         advanced: dict[str, Job] = {}
+        rows: dict[str, JobRow] = {}
         notes: dict[str, list[Note]] = {}
         for job_id, event, _ in batch:
             job = advanced.get(job_id) or self._jobs.get(job_id)
             if job is None:
                 continue
-            try:
-                step = lifecycle.advance(job, event)
-            except (
-                Exception
-            ):  # a fault of ours in one job must not end all others, nor come back with every resend
-                log.exception("job %s: %s is dropped, it cannot be understood", job_id, event)
+            stepped = _advanced(job, event)
+            if stepped is None:
                 continue
+            step, rows[job_id] = stepped
             advanced[job_id] = step.job
             notes.setdefault(job_id, []).extend(step.notes)
         changed = {
             job_id: job for job_id, job in advanced.items() if job != self._jobs[job_id] or notes[job_id]
         }
         if changed:
-            await self._save([Change(row_of(job), tuple(notes[job_id])) for job_id, job in changed.items()])
+            await self._save([Change(rows[job_id], tuple(notes[job_id])) for job_id in changed])
         for job_id, job in changed.items():
+            if job.since != self._jobs[job_id].since:
+                self._lags[job_id] = self._clock() - job.since
             self._jobs[job_id] = job
             self._duties.keep(job)
             if job.state.terminal:
-                del self._jobs[job_id]
+                self._forget(job)
             if job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
                 self._look.set()
         for _, _, stored in batch:
@@ -310,8 +329,17 @@ class Controller:
                 stored.set_result(None)
         await self._announce()
 
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.id]
+        self._lags.pop(job.id, None)
+        for instance in job.instances:
+            self._offsets.pop((job.attempt_id, instance.name), None)
+
     async def _save(self, changes: Sequence[Change]) -> None:
-        """Store the changes, for as long as it takes: what is not stored has not happened."""
+        """Store the changes, for as long as it takes: what is not stored has not happened.
+
+        One that the store will never take must not keep the others waiting: it is logged, and what it says is lost.
+        """
         pause_s = RETRY_FIRST_S
         while True:
             try:
@@ -319,6 +347,12 @@ class Controller:
                 return
             except StoreOwned:
                 raise
+            except StoreRefused:
+                log.exception("the store refuses changes of %s", ", ".join(item.row.id for item in changes))
+                if len(changes) > 1:
+                    for change in changes:
+                        await self._save([change])
+                return
             except StoreError:
                 log.exception(
                     "the store does not take %d changes; trying again in %.1f s", len(changes), pause_s
@@ -350,12 +384,14 @@ class Controller:
         nodes = self._less_our_own(await self._cluster.nodes())
         entries = [queue.Waiting(job.id, job.spec, job.submitted_at) for job in waiting]
         now = self._clock()
+        told = []
         for decision in queue.decide(entries, nodes):
             match decision:
                 case queue.PlaceNow(job_id, assignments):
-                    await self._tell(job_id, NodesChosen(now, assignments))
+                    told.append(self._tell(job_id, NodesChosen(now, assignments)))
                 case queue.KeepWaiting(job_id, why):
-                    await self._tell(job_id, PlacementDeferred(now, why))
+                    told.append(self._tell(job_id, PlacementDeferred(now, why)))
+        await asyncio.gather(*told)
 
     def _less_our_own(self, nodes: Sequence[placement.Node]) -> tuple[placement.Node, ...]:
         """Hold what is free against what our jobs have reserved: Ray's figures lag behind a reservation just made."""
@@ -375,9 +411,7 @@ class Controller:
     async def _run_clock(self) -> None:
         while True:
             now = self._clock()
-            due = {
-                job.id: limit for job in self._jobs.values() if (limit := lifecycle.deadline(job)) is not None
-            }
+            due = {job.id: limit for job in self._jobs.values() if (limit := self._deadline(job)) is not None}
             over = [job_id for job_id, limit in due.items() if limit <= now]
             for job_id in over:
                 await self._tell(job_id, TimePassed(now))
@@ -385,6 +419,13 @@ class Controller:
                 continue  # meanwhile other limits may have begun
             ahead = [limit - now for limit in due.values()]
             await self._wait_for_change(min([*ahead, LONG_POLL_MAX_S]) + 0.01)
+
+    def _deadline(self, job: Job) -> float | None:
+        """Return the job's deadline; where others have to act, counted from when they were told to, which is later
+        than the event when the store did not take it at once or there was no controller."""
+        limit = lifecycle.deadline(job)
+        waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
+        return limit if limit is None or not waits_for_others else limit + self._lags.get(job.id, 0.0)
 
     async def _hold_lease(self) -> None:
         while True:
@@ -405,20 +446,43 @@ class Controller:
         while True:
             await asyncio.sleep(NODE_POLL_S)
             await self._try(self._cluster.serve_nodes)
+            await self._try(self._look_for_lost_nodes)
+
+    async def _look_for_lost_nodes(self) -> None:
+        """Tell of instances whose node is gone: an actor that had not started yet has nobody to say so.
+
+        A node counts as gone when two looks in a row miss it; Ray's list may be short while it restarts.
+        """
+        living = {node.id for node in await self._cluster.nodes()}
+        open_ones = [
+            (job, item)
+            for job in self._jobs.values()
+            if not job.state.terminal
+            for item in job.instances
+            if not item.closed and item.node_id not in living
+        ]
+        for job, item in open_ones:
+            if item.node_id in self._missing:
+                lost = InstanceLost(self._clock(), job.attempt_id, item.name, "its node left the cluster")
+                self._post(job.id, lost)
+        self._missing = {item.node_id for _, item in open_ones}
 
     async def _keep_within_limits(self) -> None:
         while True:
             try:
-                rows = await self._in_thread(lambda: self._open_store.jobs(cluster=self._name))
-                infos = [read_info(row, self._open_store) for row in rows]
+                infos = await self._in_thread(self._own_infos)
                 sizes = await self._cluster.sizes_of_jobs()
-                doomed = expired(infos, sizes, self._clock(), self._limits.keep_days, self._limits.keep_gib)
+                limits = self._limits()
+                doomed = expired(infos, sizes, self._clock(), limits.keep_days, limits.keep_gib)
                 if doomed:
                     log.info("removing finished jobs: %s", ", ".join(doomed))
                     await self.prune(doomed)
             except Exception:  # the archive restarts, the disk is full: no reason to stop managing jobs
                 log.exception("removing old jobs failed; trying again later")
             await asyncio.sleep(RETENTION_S)
+
+    def _own_infos(self) -> list[JobInfo]:
+        return read_infos(self._open_store.jobs(cluster=self._name), self._open_store)
 
     async def _try(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do what is done again and again anyway: a cluster that does not answer now is asked again."""
@@ -456,6 +520,17 @@ class Controller:
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
             except asyncio.TimeoutError:
                 pass
+
+
+def _advanced(job: Job, event: JobEvent) -> tuple[lifecycle.Step, JobRow] | None:
+    """Return what the event leads to, and the row to store. A fault of ours in one job must not end all others, nor
+    come back with every resend: then the event is logged and dropped (None)."""
+    try:
+        step = lifecycle.advance(job, event)
+        return step, row_of(step.job)
+    except Exception:
+        log.exception("job %s: %s is dropped, it cannot be understood", job.id, event)
+        return None
 
 
 def _on_our_clock(report: Report, offset: float) -> Report:

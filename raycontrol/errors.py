@@ -11,6 +11,7 @@
     ├── ControllerUnavailable       125  the cluster is there, its controller does not answer
     ├── VersionMismatch             125  client and controller are of different versions
     ├── StoreError                  125  the store cannot be opened, read or written
+    │   ├── StoreRefused            125  a change that the store will never take
     │   └── StoreOwned              125  another controller of this cluster name owns the store
     ├── PlanError                   125  a backend cannot make a plan from these facts
     └── WaitTimeout                 124  the job had not ended when the wait's time was over
@@ -146,6 +147,10 @@ def _release(version: str) -> tuple[int, ...]:
 
 class StoreError(RaycontrolError):
     """The store cannot be opened, read or written."""
+
+
+class StoreRefused(StoreError):
+    """The store will never take this change: the job is not there, or has ended, or the text is not Unicode."""
 
 
 class StoreOwned(StoreError):

@@ -91,6 +91,15 @@ class InstanceNoted:
 
 
 @dataclass(frozen=True)
+class RunsGone:
+    """No process of the instance is left; what it wrote is on its way to the archive."""
+
+    at: float
+    attempt_id: str
+    instance: str
+
+
+@dataclass(frozen=True)
 class InstanceClosed:
     """Nothing of the instance runs any more and what it wrote is with the archive (``unsaved`` bytes are not)."""
 
@@ -130,7 +139,9 @@ class TimePassed:
     at: float
 
 
-Report = InstancePrepared | InstanceFailed | StagePassed | RunExited | InstanceNoted | InstanceClosed
+Report = (
+    InstancePrepared | InstanceFailed | StagePassed | RunExited | InstanceNoted | RunsGone | InstanceClosed
+)
 """What instances report."""
 JobEvent = (
     NodesChosen

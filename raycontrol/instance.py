@@ -24,6 +24,7 @@ from raycontrol.events import (
     InstancePrepared,
     Report,
     RunExited,
+    RunsGone,
     StagePassed,
 )
 from raycontrol.job import Ended
@@ -39,6 +40,8 @@ CONNECT_TRY_S = 5.0
 RETRY_S = 0.2
 REPORT_RETRY_MAX_S = 5.0
 SHIP_LIMIT_S = 20.0
+OUTPUTS_LIMIT_S = 840.0
+"""Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 VERDICT_LINES = 20
 EXPLAIN_LINES = 400
 MAX_TOLD = 5
@@ -105,6 +108,7 @@ class Instance:
         self._shipper: Shipper | None = None
         self._passed = -1
         self._stopping = False
+        self._collecting: asyncio.Future[None] | None = None
         self._closed: InstanceClosed | None = None
         self._unsent: list[Report] = []
         self._news = asyncio.Event()
@@ -138,6 +142,8 @@ class Instance:
             return
         for running in self._processes.values():
             self._start(running.stop(grace_s, why))
+        if grace_s == 0 and self._collecting is not None:
+            self._collecting.cancel()  # what is left of the outputs is given up for a forced stop
         self._stopping = True
         self._once("close", self._close)
 
@@ -255,15 +261,20 @@ class Instance:
 
     async def _await_exit(self, name: str, running: process.Process) -> None:
         exit_ = await running.wait()
-        lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
+        try:
+            lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
+            cause = backends.explain(self._identity.mode, lines) if exit_.code != 0 else None
+        except Exception:  # the exit itself must be told, explained or not
+            log.exception("explaining the end of %s", name)
+            lines, cause = [], None
         ended = Ended(
             at=exit_.at,
             code=exit_.code,
             signal=exit_.signal,
             sender=exit_.sender,
             oom=exit_.oom,
-            error=exit_.error,
-            cause=backends.explain(self._identity.mode, lines) if exit_.code != 0 else None,
+            error=_storable(exit_.error) if exit_.error else None,
+            cause=cause,
             last_lines=tuple(lines[-VERDICT_LINES:]) if exit_.code != 0 else (),
         )
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
@@ -288,9 +299,14 @@ class Instance:
             self._probe.close()
         await asyncio.gather(*(running.gone() for running in self._processes.values()))
         await asyncio.gather(*self._exits, return_exceptions=True)  # closed is the last word
-        unsaved = await self._shipper.finish(SHIP_LIMIT_S) if self._shipper is not None else 0
-        await self._collect_outputs()
         me = self._identity
+        self._report(RunsGone(time.time(), me.attempt_id, me.instance))
+        unsaved = await self._shipper.finish(SHIP_LIMIT_S) if self._shipper is not None else 0
+        self._collecting = self._start(self._collect_outputs())
+        done, _ = await asyncio.wait({self._collecting}, timeout=OUTPUTS_LIMIT_S)
+        if not done or self._collecting.cancelled():
+            self._collecting.cancel()
+            self._tell("not all of its outputs were collected: there was no time")
         self._closed = InstanceClosed(time.time(), me.attempt_id, me.instance, unsaved)
         self._report(self._closed)
 
@@ -304,11 +320,12 @@ class Instance:
     # Reports.
 
     def _tell(self, message: str) -> None:
-        self._report(InstanceNoted(time.time(), self._identity.attempt_id, self._identity.instance, message))
+        me = self._identity
+        self._report(InstanceNoted(time.time(), me.attempt_id, me.instance, _storable(message)))
 
     def _fail(self, reason: Reason, message: str) -> None:
         me = self._identity
-        self._report(InstanceFailed(time.time(), me.attempt_id, me.instance, reason, message))
+        self._report(InstanceFailed(time.time(), me.attempt_id, me.instance, reason, _storable(message)))
 
     def _stage_passed(self, stage: int) -> StagePassed:
         return StagePassed(time.time(), self._identity.attempt_id, self._identity.instance, stage)
@@ -379,6 +396,11 @@ def _how(error: Exception) -> str:
 def _words(error: Exception) -> str:
     """Return an error's own words, or its kind where it has none of ours."""
     return str(error) if isinstance(error, RaycontrolError) else f"{type(error).__name__}: {error}"
+
+
+def _storable(text: str) -> str:
+    """Return the text with what is not Unicode (parts of file names) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _log_failure(task: asyncio.Future[Any]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from raycontrol import backends
-from raycontrol.errors import PlanError
+from raycontrol.errors import PlanError, UsageError
 from raycontrol.plan import Brief, Cause, Facts, Plan
 from raycontrol.spec import JobSpec
 from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Reason, Verdict
@@ -33,8 +34,8 @@ class Ended:
 class Instance:
     """One instance of the current attempt, as the controller knows it.
 
-    ``passed`` is the number of the last stage it reported as passed; ``closed`` says that nothing of it is left
-    running and its logs are with the archive (or that it is lost).
+    ``passed`` is the number of the last stage it reported as passed; ``quiet`` says that no process of it is left,
+    ``closed`` that what it wrote is with the archive too (or that it is lost).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Instance:
     facts: Facts | None = None
     passed: int = -1
     ended: Ended | None = None
+    quiet: bool = False
     closed: bool = False
     note: str | None = None
 
@@ -95,8 +97,31 @@ class Job:
 
 
 def plan_of(job: Job) -> Plan:
-    """Return the plan of the current attempt; raises PlanError while facts are missing."""
-    return backends.make_plan(job.spec, job.brief, tuple(_known(item) for item in job.instances))
+    """Return the plan of the current attempt; raises PlanError while facts are missing.
+
+    It is asked for at every event; the plans of the last attempts are remembered by the very objects they were
+    made of, which are kept, so that no other object can take their place.
+    """
+    facts = tuple(_known(item) for item in job.instances)
+    key = (id(job.spec), job.brief, tuple(map(id, facts)))
+    if key not in _plans:
+        if len(_plans) >= PLANS_KEPT:
+            del _plans[next(iter(_plans))]
+        _plans[key] = (job.spec, facts, backends.make_plan(job.spec, job.brief, facts))
+    return _plans[key][2]
+
+
+PLANS_KEPT = 64
+_plans: dict[tuple[int, Brief, tuple[int, ...]], tuple[JobSpec, tuple[Facts, ...], Plan]] = {}
+
+
+def checked_id(job_id: str) -> str:
+    """Return the id if it can be part of paths and names; raises UsageError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", job_id):
+        raise UsageError(
+            f"job id: must be 1 to 80 letters, digits, '.', '_' or '-' and begin with a letter or digit, got {job_id!r}"
+        )
+    return job_id
 
 
 def info(job: Job, outputs: str | None = None) -> JobInfo:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from raycontrol.errors import StoreError
 from raycontrol.job import Job, info
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobInfo
 from raycontrol.store import JobRow, Store
+
+log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded-"
 """How the names of clusters begin that live inside one `raycontrol run`."""
@@ -36,8 +41,22 @@ def row_of(job: Job) -> JobRow:
 
 
 def read_job(row: JobRow) -> Job:
-    """Return the job of a row."""
-    return _JOBS.validate_json(row.doc)
+    """Return the job of a row. Raises StoreError when another version wrote it in a way that this one cannot read."""
+    try:
+        return _JOBS.validate_json(row.doc)
+    except ValueError as error:
+        raise StoreError(
+            f"job {row.id} was stored by another version of raycontrol and cannot be read"
+        ) from error
+
+
+def readable(rows: Iterable[JobRow]) -> Iterator[tuple[JobRow, Job]]:
+    """Yield the jobs that can be read, and log those that cannot: one of them must not hide the others."""
+    for row in rows:
+        try:
+            yield row, read_job(row)
+        except StoreError as error:
+            log.error("%s", error)
 
 
 def info_of(job: Job, home: Path) -> JobInfo:
@@ -51,7 +70,16 @@ def read_info(row: JobRow, store: Store) -> JobInfo:
     An embedded run that was killed leaves its job as it was; its cluster's name never comes again, so nobody will
     end it. Such a job is shown as ``abandoned``.
     """
-    shown = info_of(read_job(row), store.home)
+    return _shown(row, read_job(row), store)
+
+
+def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
+    """Return those of the stored jobs that can be read."""
+    return [_shown(row, job, store) for row, job in readable(rows)]
+
+
+def _shown(row: JobRow, job: Job, store: Store) -> JobInfo:
+    shown = info_of(job, store.home)
     orphaned = (
         row.cluster.startswith(EMBEDDED) and not shown.state.terminal and not store.controlled(row.cluster)
     )

@@ -38,6 +38,7 @@ from raycontrol.events import (
     ReleaseNodes,
     ReserveNodes,
     RunExited,
+    RunsGone,
     StagePassed,
     StopInstance,
     StopRequested,
@@ -55,7 +56,9 @@ PREPARING_S = 900.0
 STAGE_SLACK_S = 15.0
 """How much later than the instances' own limit the controller gives up a stage."""
 STOP_SLACK_S = 30.0
-"""How long after the grace instances have to ship their last bytes before they are killed, and again before they count as lost."""
+"""How long after the grace instances have to end before they are killed, and again before they count as lost."""
+SHIPPING_S = 900.0
+"""How long after the grace instances have to ship logs and outputs once no process of theirs is left."""
 
 FINAL_STATE = {
     Reason.COMPLETED: JobState.SUCCEEDED,
@@ -94,7 +97,10 @@ def advance(job: Job, event: JobEvent) -> Step:
 
 
 def resume(job: Job) -> tuple[Command, ...]:
-    """Return everything that must be done for a job found in the store."""
+    """Return everything that must be done for a job found in the store.
+
+    The controller does not tell the two apart: it keeps running what ``duties`` demands, which comes to the same.
+    """
     return duties(job)
 
 
@@ -138,7 +144,12 @@ def deadline(job: Job) -> float | None:
         case JobState.STOPPING:
             if all(item.closed for item in job.instances):
                 return None
-            return job.since + (0.0 if job.forced else limits.grace_s) + STOP_SLACK_S
+            shipping = not job.forced and all(item.quiet for item in job.instances if not item.closed)
+            return (
+                job.since
+                + (0.0 if job.forced else limits.grace_s)
+                + (SHIPPING_S if shipping else STOP_SLACK_S)
+            )
         case _:
             return None
 
@@ -205,7 +216,8 @@ def _exited(job: Job, event: RunExited) -> Change:
     if instance.ended is not None or instance.state is InstanceState.LOST:
         return None
     ended = event.ended
-    recorded = _with(job, event.instance, ended=ended, state=InstanceState.EXITED)
+    # Only the verdict keeps last lines: those of every instance would be stored again with every event.
+    recorded = _with(job, event.instance, ended=replace(ended, last_lines=()), state=InstanceState.EXITED)
     told = f"{event.instance} {verdicts.describe_end(ended)}"
     if job.state is JobState.STOPPING:
         return _blame_earlier(recorded, instance, ended), told
@@ -219,6 +231,12 @@ def _exited(job: Job, event: RunExited) -> Change:
 
 def _noted(job: Job, event: InstanceNoted) -> Change:
     return job, f"{event.instance}: {event.message}"
+
+
+def _runs_gone(job: Job, event: RunsGone) -> Change:
+    if job.state is not JobState.STOPPING or job.instance(event.instance).quiet:
+        return None
+    return _with(job, event.instance, quiet=True), None
 
 
 def _closed(job: Job, event: InstanceClosed) -> Change:
@@ -295,6 +313,7 @@ _DECIDERS: dict[type, Callable[..., Change]] = {
     StagePassed: _passed,
     RunExited: _exited,
     InstanceNoted: _noted,
+    RunsGone: _runs_gone,
     InstanceClosed: _closed,
     InstanceLost: _lost,
     NodesReleased: _released,

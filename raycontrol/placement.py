@@ -93,29 +93,54 @@ def _match(
 
     A free node is taken before another member is asked to move, so that a gang of equals fills nodes in order.
     """
+    if len(members) > len(nodes):
+        return None
     asked = {name for member in members for name in demand(member.resources)}
     order = sorted(nodes, key=lambda node: (_emptiness(room[node.id], asked), node.name))
+    chosen: dict[str, Node] = {}
     holder: dict[str, Member] = {}
+    for member in members:
+        path = _augmenting_path(member, order, room, holder)
+        if path is None:
+            return None
+        for node, taker in path:
+            chosen[taker.name], holder[node.id] = node, taker
+    return chosen
 
-    def assign(member: Member, seen: set[str]) -> bool:
-        wanted = demand(member.resources)
+
+def _augmenting_path(
+    member: Member,
+    order: Sequence[Node],
+    room: Mapping[str, Mapping[str, float]],
+    holder: Mapping[str, Member],
+) -> list[tuple[Node, Member]] | None:
+    """Return who takes which node so that ``member`` gets one too, or None: breadth first, so that few must move."""
+    asked_by: dict[str, tuple[Node, Member]] = {}
+    movers = [member]
+    came_from: dict[str, Node] = {}
+    for mover in movers:  # grows while it is walked
+        wanted = demand(mover.resources)
         for node in order:
-            if node.id not in holder and _fits(wanted, room[node.id]):
-                holder[node.id] = member
-                return True
-        for node in order:
-            if node.id in seen or not _fits(wanted, room[node.id]):
+            if node.id in asked_by or not _fits(wanted, room[node.id]):
                 continue
-            seen.add(node.id)
-            if assign(holder[node.id], seen):
-                holder[node.id] = member
-                return True
-        return False
+            asked_by[node.id] = node, mover
+            if node.id not in holder:
+                return _walk_back(node, asked_by, came_from)
+            movers.append(holder[node.id])
+            came_from[holder[node.id].name] = node
+    return None
 
-    if not all(assign(member, set()) for member in members):
-        return None
-    by_id = {node.id: node for node in nodes}
-    return {member.name: by_id[node_id] for node_id, member in holder.items()}
+
+def _walk_back(
+    node: Node, asked_by: Mapping[str, tuple[Node, Member]], came_from: Mapping[str, Node]
+) -> list[tuple[Node, Member]]:
+    path = []
+    while True:
+        _, taker = asked_by[node.id]
+        path.append((node, taker))
+        if taker.name not in came_from:
+            return path
+        node = came_from[taker.name]
 
 
 def _pack(

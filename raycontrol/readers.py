@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
-from raycontrol.jobrows import read_info, read_job
+from raycontrol.jobrows import read_info, read_infos, read_job
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.store import JobRow, Store
 
@@ -132,9 +132,7 @@ class StoreReader:
     def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
         if self._store is None:
             return []
-        return [
-            read_info(row, self._store) for row in self._store.jobs(states=states, user=user, limit=limit)
-        ]
+        return read_infos(self._store.jobs(states=states, user=user, limit=limit), self._store)
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         row = self._row(job_id)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from raycontrol import flocks
 from raycontrol import leases as _leases
 from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs
-from raycontrol.errors import StoreError
+from raycontrol.errors import StoreError, StoreRefused
 from raycontrol.leases import Lease, LeaseRow
 from raycontrol.status import Event, JobState, Note
 
@@ -229,11 +229,11 @@ def _check(connection: Connection, row: JobRow) -> None:
     """What a change must find. The schema's trigger holds the last rule against every other writer too."""
     stored = connection.execute(select(jobs).where(jobs.c.id == row.id)).one_or_none()
     if stored is None:
-        raise StoreError(f"job {row.id!r} is not in the store")
+        raise StoreRefused(f"job {row.id!r} is not in the store")
     if stored.cluster != row.cluster:
-        raise StoreError(f"job {row.id!r} belongs to cluster {stored.cluster!r}, not to {row.cluster!r}")
+        raise StoreRefused(f"job {row.id!r} belongs to cluster {stored.cluster!r}, not to {row.cluster!r}")
     if JobState(stored.state).terminal:
-        raise StoreError(f"job {row.id!r} has ended as {stored.state}; a terminal state never changes")
+        raise StoreRefused(f"job {row.id!r} has ended as {stored.state}; a terminal state never changes")
 
 
 def _tell(connection: Connection, job_id: str, note: Note) -> Event:

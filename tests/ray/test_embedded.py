@@ -28,8 +28,8 @@ DEAF = "trap '' TERM; echo pid $$; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Alone]:
-    with alone(tmp_path / "home") as shell:
+def shell() -> Iterator[Alone]:
+    with alone(Alone) as shell:
         yield shell
 
 
@@ -125,7 +125,7 @@ def test_beside_a_live_cluster_it_touches_none_of_its_jobs(
     go = tmp_path / "go"
     theirs = client.submit(spec(f"echo pid $$; until [ -e {go} ]; do sleep 0.05; done", name="theirs"))
     pid = int(said(theirs, "pid"))
-    with alone(cluster.home) as shell:
+    with alone(Alone, cluster.home) as shell:
         assert shell.run("--cpu", "0.1", "--name", "ours", "--", "echo here").returncode == 0
         listed = {info["name"]: info["state"] for info in shell.json("list")}
     assert (listed["ours"], listed["theirs"]) == ("SUCCEEDED", "RUNNING")

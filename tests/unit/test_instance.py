@@ -185,8 +185,8 @@ def test_the_exit_is_always_reported_before_the_close(gang: Gang, size: int) -> 
         await gang.heard("StagePassed")
         await until(lambda: len(gang.links.log) == size, "the log is shipped")
         await gang.closed(why="a peer failed")
-        ended = [type(report).__name__ for report in gang.links.reports[-2:]]
-        assert ended == ["RunExited", "InstanceClosed"]
+        ended = [type(report).__name__ for report in gang.links.reports[-3:]]
+        assert ended == ["RunExited", "RunsGone", "InstanceClosed"]
         assert gang.told("RunExited")[0].ended.sender == "raycontrol: a peer failed"
 
     play(story())
