@@ -22,10 +22,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raycontrol import supervisor
 from raycontrol.supervisor import LOG_FILE, MARK, STATUS_FILE, SUPERVISOR_MARK, Entry
@@ -43,9 +43,11 @@ __all__ = [
     "shell_argv",
     "start",
     "sweep",
+    "sweep_all",
 ]
 
 SWEEP_LIMIT_S = 10.0
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -177,41 +179,45 @@ class Process:
         task.add_done_callback(_following.discard)
 
     async def _follow(self) -> None:
+        failure = "its owner stopped following it"
         try:
-            while not self._gone.done():
-                match await self._receive():
-                    case ("ended", outcome):
-                        self._ended.set_result(Exit(**outcome))
-                    case ("gone", unsaved):
-                        self.unsaved = unsaved
-                        self._finish(self._ended.result())
-                    case ("broken", description):
-                        self._broken = description
-        except (OSError, EOFError):
-            await self._clear()
+            try:
+                await self._hear()
+            except (OSError, EOFError):
+                await self._clear()
         except Exception as error:
-            # Whoever waits must hear of an end in any case; that our socket closes brings it about.
             log.exception("run %s of %s: following it failed", self.run.name, self.run.mark)
-            if not self._gone.done():
-                self._finish(Exit(None, None, time.time(), error=f"its owner lost sight of it: {error!r}"))
+            failure = f"its owner lost sight of it: {error!r}"
         finally:
-            self._ended.cancel()
-            self._gone.cancel()
+            # Whoever waits must hear of an end in any case; that our socket closes brings it about.
+            if not self._gone.done():
+                known = self._ended.result() if self._ended.done() else Exit(None, None, time.time())
+                self._finish(replace(known, error=known.error or failure))
             if self._writer is not None:
                 self._writer.close()
+
+    async def _hear(self) -> None:
+        """Take in the supervisor's news until the tree is gone."""
+        while not self._gone.done():
+            match await self._receive():
+                case ("ended", outcome):
+                    self._ended.set_result(Exit(**outcome))
+                case ("gone", unsaved):
+                    self.unsaved = unsaved
+                    self._finish(self._ended.result())
+                case ("broken", description):
+                    self._broken = description
 
     async def _clear(self) -> None:
         """The supervisor is dead and the tree has nobody: end it, and find or make the outcome."""
         error = f"its supervisor failed: {self._broken}" if self._broken else "its supervisor was killed"
         if not self._ended.done():
-            known = await asyncio.to_thread(read_status, self.run.folder)
+            known = await _aside(read_status, self.run.folder)
             lost = Exit(None, None if self._broken else 9, time.time(), error=error)
             self._ended.set_result(known or lost)
         outcome = self._ended.result()
         log.warning("run %s of %s: %s; sweeping", self.run.name, self.run.mark, error)
-        self.unsaved = await asyncio.to_thread(
-            _bury, self.run, ProcessId(self.pid, self._start_time), outcome
-        )
+        self.unsaved = await _aside(_bury, self.run, ProcessId(self.pid, self._start_time), outcome)
         self._finish(outcome)
 
     def _finish(self, outcome: Exit) -> None:
@@ -250,13 +256,23 @@ def read_status(folder: str | Path) -> Exit | None:
         return None
 
 
-def marked(mark_prefix: str) -> list[ProcessId]:
-    """Living processes whose mark starts with ``mark_prefix``, supervised or not.
+def marked(mark: str, *, prefix: bool = False, supervisors: bool = False) -> list[ProcessId]:
+    """Living processes of attempt ``mark``, supervised or not; with ``supervisors``, its supervisors too.
 
-    This and ``sweep`` read the whole process table and can block: call them in a thread.
+    With ``prefix``, those of all attempts whose mark starts with it. This and the sweeps read the whole process
+    table and can block: call them in a thread. ``OSError`` when the table cannot be read.
     """
-    rows = ((row, _environ(row.pid).get(MARK)) for row in supervisor.table().values() if row.alive)
-    return [ProcessId(row.pid, row.start_time) for row, mark in rows if mark and mark.startswith(mark_prefix)]
+    processes = supervisor.table()
+    if not processes:
+        raise OSError("the process table cannot be read")
+    names = (MARK, SUPERVISOR_MARK) if supervisors else (MARK,)
+
+    def is_marked(row: Entry) -> bool:
+        environ = _environ(row.pid)
+        marks = (environ[name] for name in names if name in environ)
+        return any(found.startswith(mark) if prefix else found == mark for found in marks)
+
+    return [ProcessId(row.pid, row.start_time) for row in processes.values() if row.alive and is_marked(row)]
 
 
 def sweep(mark: str, *, prefix: bool = False) -> int:
@@ -268,6 +284,11 @@ def sweep(mark: str, *, prefix: bool = False) -> int:
     when nothing is left to kill, or after 10 seconds.
     """
     return _sweep(lambda candidate: candidate.startswith(mark) if prefix else candidate == mark, None)
+
+
+def sweep_all(marks: Collection[str]) -> int:
+    """``sweep`` for many attempts, in the time of one."""
+    return _sweep(lambda candidate: candidate in marks, None)
 
 
 # Starting.
@@ -311,10 +332,18 @@ async def _stillborn(run: Run, error: str) -> Process:
     """A run that ended before it began and has no supervisor to keep its outcome."""
     process = Process(run)
     outcome = Exit(None, None, time.time(), error=error)
-    await asyncio.to_thread(sweep, run.mark)
-    process.unsaved = await asyncio.to_thread(_keep, run, 0, outcome)
+    await _aside(sweep, run.mark)
+    process.unsaved = await _aside(_keep, run, 0, outcome)
     process._finish(outcome)
     return process
+
+
+async def _aside(work: Callable[..., T], *arguments: Any) -> T:
+    """Run what may block in a thread or, where the system gives us no more threads, right here."""
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except RuntimeError:
+        return work(*arguments)
 
 
 @functools.cache
@@ -453,7 +482,7 @@ def _environ(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty for zombies and those we may not look into."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return {}  # any other fault (no file handle left) must not pass for a process without a supervisor
     pairs = (pair.partition("=") for pair in text.decode("utf-8", "surrogateescape").split("\0"))
     return {name: value for name, _, value in pairs}

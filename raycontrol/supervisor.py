@@ -42,6 +42,7 @@ SUPERVISOR_MARK = "RAYCONTROL_SUPERVISOR"
 STATUS_FILE = "status.json"
 LOG_FILE = "output.log"
 LEFTOVERS_GRACE_S = 2.0
+LONGEST_SLEEP_S = 3600.0  # far below 2**31 ms, where poll's timeout overflows
 OWN_STOP_GRACE_S = 10.0
 OPEN_FILES = 65536
 DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
@@ -271,7 +272,7 @@ class Supervisor:
         """
         if self.deadline is None:
             return None
-        left_s = max(0.0, self.deadline - time.monotonic())
+        left_s = min(LONGEST_SLEEP_S, max(0.0, self.deadline - time.monotonic()))
         if self.outcome is None and left_s > 0:
             return left_s * 1000 + 1
         self.pause_s = min(0.25, self.pause_s * 1.5 + 0.005)

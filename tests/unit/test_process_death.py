@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,57 @@ def test_a_supervisor_killed_after_the_main_process_changes_no_outcome(trees: Tr
     play(story())
 
 
+def test_without_a_thread_to_be_had_a_killed_supervisors_tree_is_swept_all_the_same(trees: Trees):
+    async def story() -> None:
+        exhausted = ThreadPoolExecutor(1)
+        exhausted.shutdown()
+        handle = await start(trees.run("sleep 1000"))
+        asyncio.get_running_loop().set_default_executor(exhausted)
+        os.kill(parent(handle.pid), signal.SIGKILL)
+        outcome = await handle.gone()
+        assert (outcome.signal, outcome.error) == (9, "its supervisor was killed")
+        assert not alive(handle.pid)
+
+    play(story())
+
+
+def test_whoever_waits_hears_of_an_end_also_when_burying_fails(trees: Trees):
+    async def story() -> None:
+        handle = await start(trees.run("sleep 1000"))
+        handle.run = replace(handle.run, folder="no folder can be called \0")
+        ended, gone = asyncio.ensure_future(handle.wait()), asyncio.ensure_future(handle.gone())
+        os.kill(parent(handle.pid), signal.SIGKILL)
+        assert (await ended).error == "its supervisor was killed"
+        assert (await gone).error == "its supervisor was killed"
+        assert (await handle.wait()).signal == 9
+
+    play(story())
+
+
+def test_whoever_waits_hears_of_an_end_also_when_nobody_follows_the_run_any_more(trees: Trees):
+    async def story() -> None:
+        handle = await start(trees.run("sleep 1000"))
+        ended, gone = asyncio.ensure_future(handle.wait()), asyncio.ensure_future(handle.gone())
+        for following in process._following:
+            following.cancel()
+        assert (await ended).error == (await gone).error == "its owner stopped following it"
+
+    play(story())
+
+
+def test_a_mark_is_exact_and_supervisors_are_found_when_asked_for(trees: Trees):
+    async def story() -> None:
+        handle = await start(trees.run("sleep 1000"))
+        above = parent(handle.pid)
+        assert [found.pid for found in marked(trees.mark)] == [handle.pid]
+        assert sorted(found.pid for found in marked(trees.mark, supervisors=True)) == sorted([handle.pid, above])
+        assert marked(trees.mark[:-1]) == []
+        assert [found.pid for found in marked(trees.mark[:-1], prefix=True)] == [handle.pid]
+        await handle.kill("the test is over")
+
+    play(story())
+
+
 def test_what_hides_its_mark_in_a_swept_session_is_swept_too(trees: Trees):
     """As programs do that write a title over their environment."""
     hidden = "env -i PIDS=$PIDS bash -c 'echo $$ > $PIDS/hidden; while :; do sleep 1000; done' & wait"
@@ -204,6 +257,17 @@ def test_a_sweep_spares_what_has_a_living_supervisor_and_what_is_anothers(trees:
         await supervised.kill("the test is over")
 
     play(story())
+
+
+def test_one_sweep_for_many_attempts(trees: Trees):
+    marks = [f"{trees.mark}{number}" for number in range(3)]
+    strays = [subprocess.Popen(["sleep", "1000"], env={**trees.environment, process.MARK: mark}) for mark in marks]
+    wait_until(lambda: len(marked(trees.mark, prefix=True)) == 3, what="three strays")
+    assert process.sweep_all({*marks[:2], "unheard-of.0"}) == 2
+    assert [stray.wait(10) for stray in strays[:2]] == [-signal.SIGKILL] * 2
+    assert strays[2].poll() is None
+    strays[2].kill()
+    strays[2].wait()
 
 
 def test_a_supervisor_of_another_attempt_protects_nobody(trees: Trees):

@@ -65,6 +65,22 @@ def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(trees: Trees):
     play(story())
 
 
+@pytest.mark.parametrize("grace_s", [40 * 86400, float("inf")], ids=["40 days", "for ever"])
+def test_a_grace_may_be_as_long_as_it_likes(trees: Trees, grace_s: float):
+    saving = "touch $FLAGS/asked; until [ -e $FLAGS/go ]; do nap; done; exit 7"
+
+    async def story() -> None:
+        handle = await start(trees.run(f"trap '{saving}' TERM; touch $FLAGS/ready; while :; do nap; done"))
+        await trees.flagged("ready")
+        ending = asyncio.create_task(handle.stop(grace_s, "take your time"))
+        await trees.flagged("asked")
+        trees.flag("go")
+        outcome = await ending
+        assert (outcome.code, outcome.signal, outcome.error) == (7, None, None)
+
+    play(story())
+
+
 def test_a_stopped_program_can_be_stopped(trees: Trees):
     async def story() -> None:
         handle = await start(trees.run(("sleep", "1000")))
