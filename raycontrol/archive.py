@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raycontrol.disk import (
+    HIDDEN,
+    erase,
     free_bytes,
     locked,
     make_way,
+    matching,
     remove_tree,
     sha256,
     sync_folder,
@@ -42,11 +45,14 @@ class Archive:
     """Logs, outputs and packages below ``home``; nothing is made there before the first write.
 
     ``min_free_bytes`` of the file system stay free: a write that would go below raises ``StoreError`` and changes
-    nothing, so that senders wait. A fault of the file system (disk full, read-only) raises ``StoreError``, a name
+    nothing, so that senders wait. Without ``clean_up``, what an earlier archive left half done stays: a reader removes
+    nothing. A fault of the file system (disk full, read-only) raises ``StoreError``, a name
     that could lead out of ``home`` ``UsageError``.
     """
 
-    def __init__(self, home: str | os.PathLike[str], *, min_free_bytes: int = 200 * MIB) -> None:
+    def __init__(
+        self, home: str | os.PathLike[str], *, min_free_bytes: int = 200 * MIB, clean_up: bool = True
+    ) -> None:
         self.home = Path(home).expanduser()
         self.min_free_bytes = min_free_bytes
         self._packages = PackageFolder(self.home)
@@ -54,7 +60,8 @@ class Archive:
         self._quick = ThreadPoolExecutor(8, thread_name_prefix="archive")
         self._slow = ThreadPoolExecutor(2, thread_name_prefix="archive-slow")
         self._waiting: dict[tuple[str, int], set[asyncio.Event]] = {}
-        remove_stale(self.home, older_than_s=STALE_S)
+        if clean_up:
+            remove_stale(self.home, older_than_s=STALE_S)
 
     def close(self) -> None:
         """End the threads; calls under way are finished first."""
@@ -324,19 +331,21 @@ def remove_packages(root: Path, keep: set[str]) -> None:
 
 
 def remove_stale(home: Path, older_than_s: float) -> None:
-    """Remove what an earlier archive left half done: folders it was removing, uploads that ended long ago."""
-    for hidden in jobs_folder(home).glob(".removed-*"):
-        shutil.rmtree(hidden, ignore_errors=True)
-    parts = [
-        *PackageFolder(home).root.glob("incoming/*.part"),
-        *jobs_folder(home).glob("*/incoming/*/*.part"),
-    ]
-    for part in parts:
-        try:
+    """Remove what an earlier archive left half done: folders it was removing, uploads that ended long ago.
+
+    What cannot be looked at or removed stays: it is in nobody's way.
+    """
+    jobs = jobs_folder(home)
+    for hidden in matching(jobs, f"{HIDDEN}*"):
+        with suppress(OSError):
+            erase(hidden)
+    for part in [
+        *matching(PackageFolder(home).root, "incoming/*.part"),
+        *matching(jobs, "*/incoming/*/*.part"),
+    ]:
+        with suppress(OSError):
             if time.time() - part.stat().st_mtime > older_than_s:
                 part.unlink()
-        except FileNotFoundError:
-            continue
 
 
 def usage(home: Path) -> dict[str, Any]:

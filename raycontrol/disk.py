@@ -6,15 +6,19 @@ Every function blocks and belongs in a thread where an event loop runs. Faults a
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 HASH_STEP_BYTES = 1024 * 1024
+HIDDEN = ".removed-"
 
 
 @contextmanager
@@ -89,14 +93,78 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder, and see to it that only its owner can look inside."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+
+
 def remove_tree(root: Path) -> None:
     """Remove a folder: first out of sight in one step, so that nobody finds half of it."""
-    hidden = root.with_name(f".removed-{uuid4().hex}")
+    hidden = hide(root)
+    if hidden is not None:
+        erase(hidden)
+
+
+def hide(root: Path) -> Path | None:
+    """Give a folder a name under which nobody looks for it; None when it is not there."""
+    hidden = root.with_name(f"{HIDDEN}{uuid4().hex}")
     try:
         root.rename(hidden)
     except FileNotFoundError:
+        return None
+    return hidden
+
+
+def erase_hidden(folder: Path) -> None:
+    """Remove what was hidden in ``folder`` and is still there, because its removal was broken off.
+
+    What cannot be removed keeps nothing else from it; its ``OSError`` is raised at the end.
+    """
+    failure: OSError | None = None
+    for hidden in matching(folder, f"{HIDDEN}*"):
+        try:
+            erase(hidden)
+        except OSError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """What ``folder.glob`` finds, less what may not be looked at or goes meanwhile."""
+    return [folder / name for name in glob.glob(pattern, root_dir=folder)]  # noqa: PTH207 (that one raises)
+
+
+def erase(root: Path) -> None:
+    """Remove a tree, folders in it that may not be written included; another may be removing it as well."""
+    if root.is_symlink():
+        root.unlink(missing_ok=True)
         return
-    shutil.rmtree(hidden)
+    try:
+        shutil.rmtree(root, onerror=_pass_over_missing)
+    except PermissionError:
+        unlock_folders(root)
+        shutil.rmtree(root, onerror=_pass_over_missing)
+
+
+def unlock_folders(root: Path) -> None:
+    """Let the owner read, write and enter every folder of a tree; what is not his to change is left alone."""
+    for folder in _folders(root):
+        with suppress(OSError):
+            folder.chmod(stat.S_IMODE(folder.lstat().st_mode) | 0o700)
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """A tree's folders, each before those in it, which are looked for when it has been dealt with."""
+    yield root
+    for folder, names, _ in os.walk(root):
+        yield from (path for name in names if not (path := Path(folder, name)).is_symlink())
+
+
+def _pass_over_missing(_: Callable[..., Any], path: str, info: tuple[Any, BaseException, Any]) -> None:
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]
 
 
 def tree_bytes(root: Path) -> int:

@@ -8,50 +8,80 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from raycontrol import nodefacts, process
-from raycontrol.disk import remove_tree
+from raycontrol.disk import erase_hidden, matching, private_folder, remove_tree
+from raycontrol.errors import RaycontrolError
 from raycontrol.packages import PackageCache
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 10.0
-KEPT_PACKAGES = 8
+RELEASE_S = 8.0
+"""How long ``release`` waits for the end of what cannot be ended at once: less than its caller waits for the answer."""
+LOOK_S = 0.05
+MOST_REMEMBERED = 10_000
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
+
+
+class NotReleased(RaycontrolError):
+    """Something of an attempt is still under way on its node; ``release`` is to be called again."""
+
+
+class AlreadyReleased(RaycontrolError):
+    """A call for a job or attempt that this node has released: it came late, and nobody needs its answer."""
 
 
 class Node:
     """What instances and the controller need of a node. ``read_package`` fetches bytes of a package from the archive."""
 
-    def __init__(self, scratch: str, read_package: ReadPackage) -> None:
+    def __init__(
+        self,
+        scratch: str,
+        read_package: ReadPackage,
+        *,
+        sweep_s: float = SWEEP_S,
+        release_s: float = RELEASE_S,
+    ) -> None:
         self._scratch = Path(scratch)
         self._jobs = self._scratch / "jobs"
-        self._jobs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._scratch)
+        private_folder(self._jobs)
         self._cache = PackageCache(self._scratch / "packages")
         self._read_package = read_package
         self._ledger = self._scratch / "ports.json"
-        self._ports: dict[str, int] = json.loads(self._ledger.read_text()) if self._ledger.exists() else {}
-        self._recent_packages: dict[str, None] = {}
+        self._ports = _read_ledger(self._ledger)
+        self._sweep_s = sweep_s
+        self._release_s = release_s
+        self._copies: dict[str, set[asyncio.Future[None]]] = {}
+        self._released: dict[tuple[str, str], None] = {}
 
     async def facts(self) -> dict[str, object]:
         """Return what this node is, for people."""
         return nodefacts.summary(self._scratch)
 
     async def code_dir(self, job_id: str, package: str | None) -> str:
-        """Return the job's code folder on this node, made on the first call: a writable copy of the package, or empty."""
-        if package is not None:
-            self._recent_packages.pop(package, None)
-            self._recent_packages[package] = None
-            await self._cache.ensure(package, self._read_package)
+        """Return the job's code folder on this node, made on the first call: a writable copy of the package, or empty.
+
+        Raises AlreadyReleased when the job has ended here, also if it ended meanwhile.
+        """
+        self._refuse_released("job", job_id)
         target = self._jobs / job_id / "code"
-        await self._cache.make_code_dir(package, target)
+        with self._cache.using(package):
+            if package is not None:
+                await self._cache.ensure(package, self._read_package)
+            self._refuse_released("job", job_id)
+            await self._copy(job_id, package, target)
+        self._refuse_released("job", job_id)
         return str(target)
 
     async def lease_port(self, attempt_id: str, purpose: str) -> int:
         """Return a port that no other attempt is given; the same one for the same attempt and purpose."""
+        self._refuse_released("attempt", attempt_id)
         key = f"{attempt_id} {purpose}"
         if key not in self._ports:
             self._ports[key] = nodefacts.free_port(set(self._ports.values()))
@@ -59,28 +89,97 @@ class Node:
         return self._ports[key]
 
     async def release(self, job_id: str, attempt_id: str, last: bool) -> None:
-        """End what is left of an attempt here, give its ports back and, if ``last``, remove the job's folder."""
-        await asyncio.to_thread(process.sweep, attempt_id)
+        """End what is left of an attempt here, give its ports back and, if ``last``, remove the job's folder.
+
+        Returns when nothing of the attempt is alive on this node; raises NotReleased when it does not come to that in
+        some seconds. What is still supervised ends by itself once the instance that owns it is dead.
+        """
+        self._remember_released("attempt", attempt_id)
+        deadline = time.monotonic() + self._release_s
+        await self._end(attempt_id, deadline)
         self._ports = {key: port for key, port in self._ports.items() if not key.startswith(f"{attempt_id} ")}
         self._write_ledger()
         if last:
+            self._remember_released("job", job_id)
+            await self._await_copies(job_id, deadline)
             await asyncio.to_thread(remove_tree, self._jobs / job_id)
-            await self._cache.remove(keep=set(list(self._recent_packages)[-KEPT_PACKAGES:]))
+            await self._shrink_cache()
 
     async def keep_clean(self) -> None:
-        """For ever: kill processes of this node's attempts whose supervisor is gone (it was itself killed)."""
+        """For ever: kill processes of this node's attempts whose supervisor is gone, remove what was half removed."""
         while True:
-            await asyncio.sleep(SWEEP_S)
-            for folder in self._jobs.glob("*/runs/*"):
-                try:
-                    killed = await asyncio.to_thread(process.sweep, folder.name)
-                except OSError:
-                    log.exception("sweeping %s", folder.name)
-                else:
-                    if killed:
-                        log.warning("killed %d processes of %s that nobody supervised", killed, folder.name)
+            await asyncio.sleep(self._sweep_s)
+            try:
+                await asyncio.to_thread(self._clean)
+            except Exception:  # the next pass may do better, and this node needs one
+                log.exception("keeping this node clean")
+
+    async def _copy(self, job_id: str, package: str | None, target: Path) -> None:
+        """Make the copy; ``release`` waits for it, also when whoever asked for it has gone."""
+        copy = asyncio.ensure_future(self._cache.make_code_dir(package, target))
+        copies = self._copies.setdefault(job_id, set())
+        copies.add(copy)
+        copy.add_done_callback(copies.discard)
+        await asyncio.shield(copy)
+
+    async def _await_copies(self, job_id: str, deadline: float) -> None:
+        copies = self._copies.get(job_id)
+        if copies:
+            _, copying = await asyncio.wait(copies, timeout=max(0.0, deadline - time.monotonic()))
+            if copying:
+                raise NotReleased(f"the working directory of {job_id} is still being copied on this node")
+        self._copies.pop(job_id, None)
+
+    async def _end(self, attempt_id: str, deadline: float) -> None:
+        """Kill what nobody supervises, and wait for the rest."""
+        while left := await asyncio.to_thread(process.marked, attempt_id, supervisors=True):
+            await asyncio.to_thread(process.sweep, attempt_id)
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(found.pid) for found in left)
+                raise NotReleased(f"processes of {attempt_id} are still alive on this node: {pids}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _shrink_cache(self) -> None:
+        try:
+            await self._cache.shrink()
+        except OSError:  # no job needs this to end
+            log.exception("shrinking the package cache")
+
+    def _clean(self) -> None:
+        attempts = {folder.name for folder in matching(self._jobs, "*/runs/*")}
+        killed = process.sweep_all(attempts) if attempts else 0
+        if killed:
+            log.warning("killed %d processes that nobody supervised any more", killed)
+        for folder in matching(self._jobs, "*"):
+            if ("job", folder.name) in self._released:  # an instance that was dying has made it once more
+                remove_tree(folder)
+        erase_hidden(self._jobs)
+
+    def _remember_released(self, kind: str, name: str) -> None:
+        self._released[kind, name] = None
+        while len(self._released) > MOST_REMEMBERED:
+            del self._released[next(iter(self._released))]
+
+    def _refuse_released(self, kind: str, name: str) -> None:
+        if (kind, name) in self._released:
+            raise AlreadyReleased(f"{kind} {name} has ended on this node, and what it had here is removed")
 
     def _write_ledger(self) -> None:
+        """Keep the leases for a successor; without room on the disk they hold as long as this actor lives."""
         fresh = self._ledger.with_suffix(".new")
-        fresh.write_text(json.dumps(self._ports))
-        fresh.replace(self._ledger)
+        try:
+            fresh.write_text(json.dumps(self._ports))
+            fresh.replace(self._ledger)
+        except OSError as error:
+            log.warning("leases of ports are not on the disk: %s", error)
+
+
+def _read_ledger(path: Path) -> dict[str, int]:
+    try:
+        ports = json.loads(path.read_bytes())
+        return {str(key): int(port) for key, port in ports.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.warning("%s cannot be read, so no port is leased: %s", path, error)
+        return {}

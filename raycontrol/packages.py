@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 import stat
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from raycontrol.disk import remove_tree
+from raycontrol.disk import erase, hide, private_folder
 from raycontrol.errors import PackageError
 from raycontrol.logs import MIB, checked_digest
 from raycontrol.packing import CHUNK_BYTES, Package, pack, upload
 
 __all__ = ["Package", "PackageCache", "copy_tree", "pack", "unpack", "upload"]
+
+log = logging.getLogger(__name__)
 
 DAMAGE = (
     tarfile.TarError,
@@ -38,29 +42,48 @@ DAMAGE = (
 """What ``tarfile`` was seen to raise on a damaged file, and what the file system may say while one is unpacked."""
 
 STALE_S = 3600.0
+KEPT_TREES = 8
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
 """``read(digest, offset, max_bytes) -> bytes``, empty at the end: see ``Archive.read_package``."""
 
 
 class PackageCache:
-    """The unpacked packages of one node, in folders named by digest. No job ever runs in one of them."""
+    """The unpacked packages of one node, in folders named by digest. No job ever runs in one of them.
+
+    A tree's time says when it was last asked for; so a cache that starts again knows what its predecessor knew.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._fetching: dict[str, asyncio.Task[Path]] = {}
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        self._in_use: Counter[str] = Counter()
+        private_folder(self.root)
         remove_temporaries(self.root, None, older_than_s=STALE_S)
 
     def path(self, digest: str) -> Path:
         return self.root / checked_digest(digest)
+
+    @contextmanager
+    def using(self, digest: str | None) -> Iterator[None]:
+        """Within this block ``shrink`` leaves the tree alone: hold it from ``ensure`` until the copy is made."""
+        if digest is None:
+            yield
+            return
+        self._in_use[digest] += 1
+        try:
+            yield
+        finally:
+            self._in_use[digest] -= 1
+            self._in_use += Counter()  # without those that have come to nought
 
     async def ensure(self, digest: str, read: ReadPackage) -> Path:
         """The unpacked tree, fetched with ``read`` if need be; callers that come meanwhile share one transfer.
 
         ``PackageError`` when the bytes are not those of the digest or cannot be unpacked; the next call tries anew.
         """
-        if self.path(digest).is_dir():
+        if touched(self.path(digest)):
             return self.path(digest)
         task = self._fetching.get(digest)
         if task is None:
@@ -80,12 +103,14 @@ class PackageCache:
                 raise PackageError(f"package {digest} is not in this node's cache")
             await asyncio.to_thread(make_copy, self.path(digest) if digest else None, target)
 
-    async def remove(self, keep: set[str]) -> None:
-        """Remove every tree whose digest is not in ``keep``."""
-        if self.root.is_dir():
-            for path in self.root.glob("[!.]*"):
-                if path.name not in keep:
-                    await asyncio.to_thread(remove_tree, path)
+    async def shrink(self, keep: int = KEPT_TREES) -> None:
+        """Remove all trees but the ``keep`` that were asked for last, and those in use."""
+        trees = sorted(self.root.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        # Hidden at once, without a pause in which one of them could be asked for.
+        removed = [hide(path) for path in trees[keep:] if not self._in_use[path.name]]
+        for hidden in removed:
+            if hidden is not None:
+                await asyncio.to_thread(erase, hidden)
 
     async def _fetch(self, digest: str, read: ReadPackage) -> Path:
         final = self.path(digest)
@@ -105,6 +130,14 @@ class PackageCache:
         if not task.cancelled():
             # Looked at, so that asyncio does not complain when every caller has gone.
             task.exception()
+
+
+def touched(tree: Path) -> bool:
+    try:
+        os.utime(tree)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 async def download(digest: str, read: ReadPackage, path: Path) -> None:
@@ -232,8 +265,9 @@ def remove_temporaries(folder: Path, name: str | None, older_than_s: float) -> N
     """Remove what ``temporary_sibling`` left, for targets of this name or of any, when its process was killed."""
     for path in folder.glob(".*.tmp"):
         left_for = path.name.removesuffix(".tmp").rpartition(".")[0]
-        old = time.time() - path.lstat().st_mtime >= older_than_s
-        if old and (name is None or left_for == f".{name[:100]}"):
-            shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".removed-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if name is None or left_for == f".{name[:100]}":
+            try:
+                if time.time() - path.lstat().st_mtime >= older_than_s:
+                    erase(path)
+            except OSError as error:
+                log.warning("%s cannot be removed: %s", path, error)

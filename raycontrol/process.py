@@ -176,25 +176,29 @@ class Process:
                 raise OSError(description)
         task = asyncio.create_task(self._follow(), name=f"run {self.run.name} of {self.run.mark}")
         _following.add(task)
-        task.add_done_callback(_following.discard)
+        task.add_done_callback(self._on_followed)
 
     async def _follow(self) -> None:
-        failure = "its owner stopped following it"
         try:
-            try:
-                await self._hear()
-            except (OSError, EOFError):
-                await self._clear()
-        except Exception as error:
-            log.exception("run %s of %s: following it failed", self.run.name, self.run.mark)
+            await self._hear()
+        except (OSError, EOFError):
+            await self._clear()
+
+    def _on_followed(self, task: asyncio.Task[None]) -> None:
+        """Whoever waits hears of an end in any case; that our socket closes brings it about.
+
+        No ``finally`` in the task: one that is cancelled before its first step would not come to it.
+        """
+        _following.discard(task)
+        failure = "its owner stopped following it"
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("run %s of %s: following it failed", self.run.name, self.run.mark, exc_info=error)
             failure = f"its owner lost sight of it: {error!r}"
-        finally:
-            # Whoever waits must hear of an end in any case; that our socket closes brings it about.
-            if not self._gone.done():
-                known = self._ended.result() if self._ended.done() else Exit(None, None, time.time())
-                self._finish(replace(known, error=known.error or failure))
-            if self._writer is not None:
-                self._writer.close()
+        if not self._gone.done():
+            known = self._ended.result() if self._ended.done() else Exit(None, None, time.time())
+            self._finish(replace(known, error=known.error or failure))
+        if self._writer is not None:
+            self._writer.close()
 
     async def _hear(self) -> None:
         """Take in the supervisor's news until the tree is gone."""

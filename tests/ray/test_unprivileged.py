@@ -53,9 +53,3 @@ def test_three_jobs(nobody: Nobody) -> None:
         "up",
         "saved STOPPED",
     ]
-
-
-def test_the_command_line(nobody: Nobody) -> None:
-    answer = nobody.run("--cpu", "0.1", "--", 'echo "uid $(id -u)"; exit 3')
-    assert (answer.returncode, answer.stdout) == (3, f"master-0 | uid {NOBODY}\n")
-    assert [info["state"] for info in nobody.json("list")] == ["FAILED"]

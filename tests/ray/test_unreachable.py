@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from raycontrol import Client
 from tests.ray.conftest import LocalRay, free_ports
+from tests.ray.jobs import ended, spec
 
 
 def test_forty_faults_are_named_in_one_answer(cluster: LocalRay, client: Client, tmp_path: Path) -> None:
@@ -67,3 +69,16 @@ def test_an_address_that_is_none(cluster: LocalRay, address: str) -> None:
     answer = cluster.raycontrol("submit", "--address", address, "--", "true")
     assert answer.returncode in (2, 125)
     assert address in answer.stderr
+
+
+def test_reading_goes_on_without_the_cluster(cluster: LocalRay, client: Client) -> None:
+    job = client.submit(spec("echo kept"))
+    info = ended(job)
+    (port,) = free_ports(1)
+    nowhere = {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    listed = cluster.raycontrol("list", "--json", env=nowhere)
+    assert info.model_dump(mode="json") in json.loads(listed.stdout)
+    assert f"reading the store in {cluster.home}" in listed.stderr
+    assert cluster.json("get", job.id, env=nowhere) == info.model_dump(mode="json")
+    assert cluster.raycontrol("logs", "-f", job.id, env=nowhere).stdout == "master-0 | kept\n"
+    assert cluster.raycontrol("wait", job.id, env=nowhere).returncode == 0

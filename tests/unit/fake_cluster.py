@@ -27,7 +27,7 @@ from tests.unit.fake_gangs import FakeInstance, Gangs, Program
 
 class FakeCluster(Gangs):
     """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
-    as they were when nothing was reserved. ``kill_at`` numbers the moments before and after calls at which
+    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing. ``kill_at`` numbers the moments before and after calls at which
     ``killed`` is set; that call, and so its caller, goes no further.
     """
 
@@ -38,6 +38,7 @@ class FakeCluster(Gangs):
         self.controller: Controller | None = None
         self.trouble: dict[str, list[Exception]] = {}
         self.lags = False
+        self.hidden: set[str] = set()
         self.calls: list[str] = []
         self.stored_sizes: dict[str, int] = {}
         self.removed_stored: list[str] = []
@@ -78,7 +79,8 @@ class FakeCluster(Gangs):
 
     async def nodes(self) -> tuple[Node, ...]:
         self._fail("nodes")
-        return tuple(self.rooms.values()) if self.lags else self.free_rooms()
+        rooms = tuple(self.rooms.values()) if self.lags else self.free_rooms()
+        return tuple(room for room in rooms if room.id not in self.hidden)
 
     async def reserve(self, job: Job) -> None:
         await self._act(f"reserve {job.attempt_id}", lambda: self.reserve_gang(job))

@@ -27,8 +27,8 @@ from raycontrol.events import (
     TimePassed,
     WatchInstance,
 )
-from raycontrol.job import Ended, Job, info
-from raycontrol.lifecycle import Step, advance, deadline, resume
+from raycontrol.job import Ended, Job, info, plan_of
+from raycontrol.lifecycle import SHIPPING_S, STOP_SLACK_S, Step, advance, deadline, resume
 from raycontrol.plan import Cause
 from raycontrol.spec import JobSpec, Mode
 from raycontrol.status import InstanceState, JobInfo, JobState, Reason, Verdict
@@ -807,3 +807,33 @@ def test_the_exit_status_of_run_and_wait(
         submitted_at=1000.0,
     )
     assert job.exit_status == status
+
+
+# Shipping: what an instance wrote takes longer to bring home than its processes take to end.
+
+
+def gone(name: str) -> RunsGone:
+    return RunsGone(1020.0, ATTEMPT, name)
+
+
+def test_instances_that_only_ship_are_given_time() -> None:
+    job = jobs.failing()
+    ending = job.since + 10.0 + STOP_SLACK_S
+    assert deadline(job) == ending
+    job = after(job, gone("master-0"))
+    assert deadline(job) == ending  # the other may be stuck
+    job = after(job, gone("worker-0"))
+    assert deadline(job) == job.since + 10.0 + SHIPPING_S
+    assert deadline(after(job, StopRequested(1021.0, "now", force=True))) == 1021.0 + STOP_SLACK_S
+    assert after(jobs.running(), gone("master-0")) == jobs.running()
+
+
+def test_a_plan_is_made_once_for_an_attempt() -> None:
+    job = jobs.running()
+    assert plan_of(job) is plan_of(after(job, exited("worker-0", code=0)))
+
+
+def test_last_lines_are_kept_in_the_verdict_alone() -> None:
+    job = after(jobs.running(), exited("worker-0", code=3))
+    assert job.verdict is not None and job.verdict.last_lines
+    assert [item.ended.last_lines for item in job.instances if item.ended] == [()]

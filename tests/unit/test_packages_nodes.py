@@ -245,7 +245,7 @@ def test_code_dirs_are_made_once_and_each_job_has_its_own(archive: Archive, tmp_
         assert (one / "a").read_text() == "changed by the job"
         assert tree(ten) == tree(source)
         assert tree(tmp_path / "jobs/empty") == {}
-        await cache.remove(keep=set())
+        await cache.shrink(keep=0)
         assert list((tmp_path / "cache").iterdir()) == []
 
     asyncio.run(story())

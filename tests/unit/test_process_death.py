@@ -193,7 +193,9 @@ def test_a_mark_is_exact_and_supervisors_are_found_when_asked_for(trees: Trees):
         handle = await start(trees.run("sleep 1000"))
         above = parent(handle.pid)
         assert [found.pid for found in marked(trees.mark)] == [handle.pid]
-        assert sorted(found.pid for found in marked(trees.mark, supervisors=True)) == sorted([handle.pid, above])
+        assert sorted(found.pid for found in marked(trees.mark, supervisors=True)) == sorted(
+            [handle.pid, above]
+        )
         assert marked(trees.mark[:-1]) == []
         assert [found.pid for found in marked(trees.mark[:-1], prefix=True)] == [handle.pid]
         await handle.kill("the test is over")
@@ -261,7 +263,9 @@ def test_a_sweep_spares_what_has_a_living_supervisor_and_what_is_anothers(trees:
 
 def test_one_sweep_for_many_attempts(trees: Trees):
     marks = [f"{trees.mark}{number}" for number in range(3)]
-    strays = [subprocess.Popen(["sleep", "1000"], env={**trees.environment, process.MARK: mark}) for mark in marks]
+    strays = [
+        subprocess.Popen(["sleep", "1000"], env={**trees.environment, process.MARK: mark}) for mark in marks
+    ]
     wait_until(lambda: len(marked(trees.mark, prefix=True)) == 3, what="three strays")
     assert process.sweep_all({*marks[:2], "unheard-of.0"}) == 2
     assert [stray.wait(10) for stray in strays[:2]] == [-signal.SIGKILL] * 2

@@ -1,0 +1,103 @@
+"""The controller against what a reading of its code feared: strange ids, rows it cannot read, stalls, silent nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raycontrol.errors import UsageError
+from raycontrol.events import InstanceNoted
+from raycontrol.lifecycle import STOP_SLACK_S, deadline
+from raycontrol.spec import Timeouts
+from raycontrol.status import JobState, Reason
+from tests.unit.fake_cluster import in_loop, submission
+from tests.unit.test_controller import STAYS, finish, site
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@in_loop
+async def test_an_id_that_could_lead_elsewhere_is_refused(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    for job_id in ("team/run1", "/home/me/data", "a:b", "..", "", "x" * 81, "tab\t"):
+        with pytest.raises(UsageError, match="job id"):
+            await here.controller.submit(submission(job_id))
+    assert await here.controller.jobs(None, None, None) == []
+    await finish(here)
+
+
+@in_loop
+async def test_a_row_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    await here.submit("old-1")
+    await here.reaches("old-1", JobState.RUNNING)
+    controller = await here.restart()
+    await controller.stop("old-1", "enough")
+    await here.ends("old-1")
+    await here.submit("new-1")
+    with sqlite3.connect(tmp_path / "store.db") as other:
+        for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            other.execute(f"DROP TRIGGER {name}")
+        other.execute("UPDATE jobs SET doc = '{}' WHERE id = 'old-1'")
+    assert [info.id for info in await controller.jobs(None, None, None)] == ["new-1"]
+    await controller.stop("new-1", "enough")
+    await here.ends("new-1")
+    await finish(here)
+
+
+@in_loop
+async def test_what_the_store_will_never_take_does_not_keep_other_jobs_waiting(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    for job_id in ("poison-1", "fine-1"):
+        await here.submit(job_id, nodes=1)
+        await here.reaches(job_id, JobState.RUNNING)
+    controller = await here.restart()
+    await here.reaches("fine-1", JobState.RUNNING)
+    with sqlite3.connect(tmp_path / "store.db") as other:
+        other.execute("DELETE FROM jobs WHERE id = 'poison-1'")
+    note = InstanceNoted(here.cluster.now(), "poison-1.0", "master-0", "nobody will ever read this")
+    await asyncio.wait_for(controller.report(here.cluster.now(), [note]), 10)
+    await controller.stop("fine-1", "enough")
+    assert (await here.ends("fine-1")).state is JobState.STOPPED
+    await here.kill()
+
+
+@in_loop
+async def test_time_in_which_the_store_was_stuck_is_not_taken_from_a_jobs_limits(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    controller = here.controller
+    running = controller._jobs["digits-1"]
+    stopping = replace(running, state=JobState.STOPPING, since=1000.0)
+    limited = replace(
+        running, spec=running.spec.model_copy(update={"timeouts": Timeouts(run_s=60)}), since=1000.0
+    )
+    controller._lags["digits-1"] = 500.0  # as if storing had taken so long
+    assert deadline(stopping) == 1000.0 + running.spec.timeouts.grace_s + STOP_SLACK_S
+    assert controller._deadline(stopping) == 1500.0 + running.spec.timeouts.grace_s + STOP_SLACK_S
+    assert controller._deadline(limited) == 1060.0  # a limit of the user's own is not moved
+    await controller.stop("digits-1", "enough")
+    await here.ends("digits-1")
+    assert controller._lags == {}
+    await finish(here)
+
+
+@in_loop
+async def test_an_instance_whose_node_is_gone_is_lost_though_its_actor_never_said_so(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    controller = here.controller
+    here.cluster.hidden.add("id-of-b")
+    await controller._look_for_lost_nodes()
+    assert (await controller.info("digits-1")).state is JobState.RUNNING  # one look is no proof
+    await controller._look_for_lost_nodes()
+    ended = await here.ends("digits-1")
+    assert (ended.state, ended.reason) == (JobState.FAILED, Reason.INSTANCE_LOST)
+    assert ended.verdict is not None and "its node left the cluster" in ended.verdict.summary
+    await here.kill()
