@@ -22,6 +22,7 @@ from raycontrol.events import (
     PrepareInstance,
     ReleaseNodes,
     ReserveNodes,
+    RunsGone,
     StopInstance,
     StopRequested,
     TimePassed,
@@ -834,6 +835,7 @@ def test_a_plan_is_made_once_for_an_attempt() -> None:
 
 
 def test_last_lines_are_kept_in_the_verdict_alone() -> None:
-    job = after(jobs.running(), exited("worker-0", code=3))
-    assert job.verdict is not None and job.verdict.last_lines
+    ended = Ended(1020.0, code=3, last_lines=("no such file",))
+    job = after(jobs.running(), RunExited(1020.0, ATTEMPT, "worker-0", ended))
+    assert job.verdict is not None and job.verdict.last_lines == ("no such file",)
     assert [item.ended.last_lines for item in job.instances if item.ended] == [()]
