@@ -22,6 +22,7 @@ from raycontrol.events import (
     PrepareInstance,
     ReleaseNodes,
     ReserveNodes,
+    RunExited,
     RunsGone,
     StopInstance,
     StopRequested,
