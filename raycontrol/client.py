@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import re
 import secrets
@@ -20,13 +19,14 @@ from typing import Any
 
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.packages import Package, pack, upload
-from raycontrol.readers import ClusterReader, Reader, StoreReader
+from raycontrol.readers import ClusterReader, Reader, StoreReader, completed
 from raycontrol.settings import Settings
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState
 
 PROGRESS_S = 2.0
 EVENT_POLL_S = 10.0
+QUIET_S = 0.5
 
 Progress = Callable[[str], None]
 
@@ -208,7 +208,7 @@ class Client:
             held: int = session.get(archive.put_package.remote(digest, offset, data, last))
             return held
 
-        asyncio.run(upload(package, put))
+        completed(upload(package, put))
 
 
 class JobHandle:
@@ -227,19 +227,23 @@ class JobHandle:
 
     def events(self, after: int = 0) -> list[Event]:
         """Return what has happened to the job, oldest first, from the event after ``after``."""
-        return self._client._read().events(self.id, after, 0)
+        events: list[Event] = []
+        while page := self._client._read().events(self.id, events[-1].seq if events else after, 0):
+            events += page
+        return events
 
     def watch(self, after: int = 0) -> Iterator[Event]:
         """Yield events as they happen; end with the job."""
+        over = False
         while True:
-            events = self._client._read().events(self.id, after, EVENT_POLL_S)
+            events = self._news(after, 0 if over else EVENT_POLL_S)
             for event in events:
                 after = event.seq
                 yield event
-            if events and events[-1].state.terminal:
+            if (events and events[-1].state.terminal) or (over and not events):
                 return
-            if not events and self.info().over:
-                return
+            # Looked at before the next events, so that those up to the end are among them.
+            over = over or (not events and self.info().over)
 
     def wait(self, timeout_s: float | None = None) -> JobInfo:
         """Return the job once it has ended; raises WaitTimeout when it has not in ``timeout_s`` seconds."""
@@ -252,8 +256,19 @@ class JobHandle:
             left = EVENT_POLL_S if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeout(self.id, timeout_s or 0.0)
-            events = self._client._read().events(self.id, after, min(left, EVENT_POLL_S))
+            events = self._news(after, min(left, EVENT_POLL_S))
             after = events[-1].seq if events else after
+
+    def _news(self, after: int, timeout_s: float) -> list[Event]:
+        """Return the events after ``after``; wait up to ``timeout_s`` for the first.
+
+        A controller does not wait for a job that is not its own (of an embedded run, say): then we do, a little.
+        """
+        asked = time.monotonic()
+        events = self._client._read().events(self.id, after, timeout_s)
+        if not events:
+            time.sleep(max(0.0, min(timeout_s, QUIET_S) - (time.monotonic() - asked)))
+        return events
 
     def stop(self, *, force: bool = False, why: str | None = None) -> JobInfo:
         """Ask the job to stop: TERM, its grace, KILL; ``force`` kills at once. Returns before it has stopped.

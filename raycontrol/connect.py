@@ -8,10 +8,14 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,10 @@ from raycontrol.spec import JobSpec, members
 log = logging.getLogger(__name__)
 
 TCP_TRY_S = 3.0
-GREETING_S = 10.0
+GREETING_S = 5.0
 CALL_S = 60.0
 START_S = 60.0
+RESTART_POLL_S = 0.1
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """What every client of a gRPC server says first: the preface of HTTP/2 and an empty SETTINGS frame (RFC 9113, 3.4)."""
 
@@ -35,15 +40,15 @@ def find_address(settings: Settings, explicit: str | None = None) -> str | None:
     """Return the address of the cluster to use, or None when there is none.
 
     In this order: ``explicit``, RAY_ADDRESS, the cluster that was started on this machine, if it answers. Never
-    "any Ray that can be found": that may be the nested one of a job.
+    "any Ray that can be found": that may be the nested one of a job. And never the cluster of another user of this
+    machine: whoever connects trusts what he is sent.
     """
     chosen = explicit or settings.address
     if chosen and chosen not in ("auto", "local"):
         return chosen
-    note = Path(settings.ray_tmpdir) / "ray" / "ray_current_cluster"  # written by `ray start`
-    if chosen == "local" or not note.exists():
+    if chosen == "local":
         return None
-    address = note.read_text().strip()
+    address = _noted(Path(settings.ray_tmpdir) / "ray" / "ray_current_cluster")
     return address if address and _trouble(address) is None else None
 
 
@@ -59,8 +64,8 @@ class Session:
         )
         self.settings = settings
         self.embedded = embedded
-        self._temp: str | None = None
         self._owner = True
+        self._closing = ExitStack()
         if embedded:
             self._start_ray()
             self.cluster_name = f"{EMBEDDED}{secrets.token_hex(6)}"
@@ -71,11 +76,14 @@ class Session:
     def controller(self) -> Any:
         """Return the cluster's controller, started if there is none, once versions have been compared.
 
-        Raises VersionMismatch, StoreError, ControllerUnavailable.
+        A detached actor inherits from the driver that makes it: its runtime_env, where it looks for modules. So the
+        controller is made by a process of our own, where this one is a driver that somebody else has set up. Raises VersionMismatch, StoreError, ControllerUnavailable.
         """
-        from raycontrol.cluster import controller_handle
+        from raycontrol.cluster import cluster_address, controller_handle, existing_controller
         from raycontrol.version import __version__
 
+        if not self._owner and existing_controller() is None:
+            start_elsewhere(cluster_address(), replace(self.settings, cluster=self.cluster_name))
         handle = controller_handle(self.settings.home, self.cluster_name)
         self.get(handle.hello.remote(__version__), START_S)
         return handle
@@ -112,8 +120,18 @@ class Session:
 
         handle = existing_controller()
         if handle is not None:
+            former = self._pid(handle)
             ray.kill(handle, no_restart=False)
+            # What is asked before it is dead, it still answers: as what it was.
+            wait_for_another(former, lambda: self._pid(handle), START_S)
         return self.controller()
+
+    def _pid(self, controller: Any) -> int | None:
+        """Return the process that answers, of whatever version; None when none does as it should."""
+        try:
+            return int(self.get(controller.status.remote(), START_S)["pid"])
+        except RaycontrolError:
+            return None
 
     def get(self, reference: Any, timeout_s: float = CALL_S) -> Any:
         """Return the result of a call, or raise its error as it was raised on the other side."""
@@ -143,8 +161,7 @@ class Session:
 
         ray.shutdown()
         self._owner = False
-        if self._temp is not None:
-            shutil.rmtree(self._temp, ignore_errors=True)
+        self._closing.close()
 
     def _join(self, address: str | None) -> None:
         import ray
@@ -171,15 +188,14 @@ class Session:
         self._init(address=address)
 
     def _start_ray(self) -> None:
-        self._temp = tempfile.mkdtemp(prefix="rc-")  # short: socket paths end at 107 bytes
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        try:
+        with ExitStack() as stack:
+            temp = tempfile.mkdtemp(prefix="rc-")  # short: socket paths end at 107 bytes
+            stack.callback(shutil.rmtree, temp, ignore_errors=True)
+            secret = secrets.token_hex(32)
+            stack.enter_context(environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}))
             with _groups_of_their_own():
-                self._init(address="local", include_dashboard=False, _temp_dir=self._temp)
-        except BaseException:
-            shutil.rmtree(self._temp, ignore_errors=True)
-            raise
+                self._init(address="local", include_dashboard=False, _temp_dir=temp)
+            self._closing = stack.pop_all()
 
     def _init(self, **options: Any) -> None:
         import ray
@@ -205,6 +221,70 @@ class Session:
             raise UsageError(
                 f"this process is connected to the Ray cluster at {current} already, not to {address}"
             )
+
+
+STARTER = """
+import sys
+from raycontrol.connect import Session
+from raycontrol.errors import RaycontrolError
+from raycontrol.settings import Settings
+try:
+    Session(Settings.load(), sys.argv[1], embedded=False).controller()
+except RaycontrolError as error:
+    sys.exit(str(error))
+"""
+
+
+def start_elsewhere(address: str, settings: Settings) -> None:
+    """Start the controller of the cluster at ``address`` from another process; raises ControllerUnavailable."""
+    command = [sys.executable, "-c", STARTER, address]
+    options: dict[str, Any] = {"cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        ended = subprocess.run(
+            command, env={**os.environ, **settings.variables()}, timeout=2 * START_S, **options
+        )
+    except subprocess.TimeoutExpired:
+        raise ControllerUnavailable(f"it could not be started within {2 * START_S:g} s") from None
+    if ended.returncode:
+        raise ControllerUnavailable(f"it could not be started: {ended.stderr.strip()[-2000:]}")
+
+
+def wait_for_another(former: int | None, ask: Callable[[], int | None], timeout_s: float) -> None:
+    """Return when ``ask`` no longer names the ``former`` process; raises ControllerUnavailable."""
+    deadline = time.monotonic() + timeout_s
+    while former is not None and ask() == former:
+        if time.monotonic() > deadline:
+            raise ControllerUnavailable(
+                f"the controller's process {former} did not end; kill it on the head, and Ray starts another"
+            )
+        time.sleep(RESTART_POLL_S)
+
+
+def _noted(note: Path) -> str | None:
+    """Return the address that `ray start` left on this machine; None unless this user or root did."""
+    try:
+        descriptor = os.open(note, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, encoding="utf-8", errors="replace") as file:
+        if os.fstat(descriptor).st_uid not in (0, os.geteuid()):
+            return None
+        return file.read(1024).strip() or None
+
+
+@contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and put back at the end what was there."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

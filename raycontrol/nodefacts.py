@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import random
@@ -75,11 +76,24 @@ def free_port(taken: Collection[int]) -> int:
 
 
 def _can_bind(port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+    return all(_is_free(port, family) for family in (socket.AF_INET, socket.AF_INET6))
+
+
+def _is_free(port: int, family: socket.AddressFamily) -> bool:
+    """Whether nobody has the port on an address of this family; a family that the system does not have is all free."""
+    try:
+        probe = socket.socket(family)
+    except OSError as error:
+        if error.errno != errno.EAFNOSUPPORT:
+            raise
+        return True
+    with probe:
         try:
+            if family is socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(("", port))
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno == errno.EADDRNOTAVAIL  # not even the address of all addresses: switched off
     return True
 
 

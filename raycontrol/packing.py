@@ -13,10 +13,12 @@ import stat
 import tarfile
 import tempfile
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO, cast
 
 from raycontrol import ignore
 from raycontrol.disk import sha256
@@ -73,28 +75,37 @@ def pack(
 
     ``.gitignore`` files above the folder count too, up to the repository's root. ``leave_out`` names folders that
     are never packed (``RAYCONTROL_HOME``). Links that stay inside are kept, made relative; others, sockets and
-    devices are left out with a warning. ``PackageError``: no folder, the home folder or one above it, ``/``, more
-    than ``cap_bytes`` (found before anything is read) or 200,000 entries, something unreadable.
+    devices are left out with a warning, and so is what vanishes meanwhile. ``PackageError``: no folder, the home
+    folder or one above it, ``/``, more than ``cap_bytes`` (found before anything is read) or 200,000 entries,
+    something unreadable, no room for the temporary file.
     """
     root = checked_folder(folder)
     warnings: list[str] = []
     entries = Walk(root, cap_bytes, {os.path.realpath(path) for path in leave_out}, warnings).entries()
-    handle, name = tempfile.mkstemp(prefix="raycontrol-", suffix=".tar")
-    os.close(handle)
-    path = Path(name)
+    with told_of_temporary_files(root):
+        handle, name = tempfile.mkstemp(prefix="raycontrol-", suffix=".tar")
+        os.close(handle)
+        path = Path(name)
+        try:
+            files = write_tar(path, entries, warnings)
+            return Package(path, sha256(path), files, path.stat().st_size, tuple(warnings))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def told_of_temporary_files(root: Path) -> Iterator[None]:
+    """Tell what went wrong there in our words; the folder's own faults are told where they come up."""
     try:
-        write_tar(path, entries)
-        digest = sha256(path)
-    except BaseException:
-        path.unlink()
-        raise
-    files = sum(stat.S_ISREG(entry.found.st_mode) for entry in entries)
-    return Package(path, digest, files, path.stat().st_size, tuple(warnings))
+        yield
+    except OSError as error:
+        raise PackageError(f"working_dir: no temporary file of {str(root)!r} can be made: {error}") from error
 
 
 def checked_folder(folder: str | os.PathLike[str]) -> Path:
     given, root = os.fspath(folder), Path(os.path.realpath(folder))
-    if not root.is_dir():
+    if not os.path.isdir(root):  # noqa: PTH112 (that one raises where a folder above may not be entered)
         raise PackageError(f"working_dir: must be a folder, got {given!r}")
     homes = {Path(os.path.realpath(home)) for home in (Path.home(), pwd_home())}
     for home in homes:
@@ -130,14 +141,24 @@ class Walk:
         waiting = deque([(self._root, rules_above(self._root))])
         while waiting:
             folder, rules = waiting.popleft()
+            found = scan(folder)
             rules = (*rules, *rules_in(folder))
-            for item in scan(folder):
-                is_folder = item.is_dir(follow_symlinks=False)
-                if self._is_left_out(item, is_folder, rules):
-                    continue
-                if self._take(item, is_folder) and is_folder:
-                    waiting.append((item.path, rules))
+            for item in found:
+                try:
+                    if self._wants(item, rules) and item.is_dir(follow_symlinks=False):
+                        waiting.append((item.path, rules))
+                except FileNotFoundError:
+                    self._warnings.append(vanished(self._name(item)))
+                except OSError as error:
+                    raise unreadable(item.path, error) from error
         return sorted(self._found, key=lambda entry: os.fsencode(entry.name))
+
+    def _wants(self, item: os.DirEntry[str], rules: Sequence[ignore.Rules]) -> bool:
+        is_folder = item.is_dir(follow_symlinks=False)
+        return not self._is_left_out(item, is_folder, rules) and self._take(item, is_folder)
+
+    def _name(self, item: os.DirEntry[str]) -> str:
+        return item.path[len(self._root.rstrip("/")) + 1 :]
 
     def _is_left_out(self, item: os.DirEntry[str], is_folder: bool, rules: Sequence[ignore.Rules]) -> bool:
         if item.name == ".git" or item.path in self._leave_out:
@@ -145,7 +166,7 @@ class Walk:
         return ignore.is_ignored(os.fsencode(item.path), is_folder, rules)
 
     def _take(self, item: os.DirEntry[str], is_folder: bool) -> bool:
-        name = item.path[len(self._root.rstrip("/")) + 1 :]
+        name = self._name(item)
         found = item.stat(follow_symlinks=False)
         target = None
         if stat.S_ISLNK(found.st_mode):
@@ -181,7 +202,9 @@ class Walk:
 def rules_above(root: str) -> tuple[ignore.Rules, ...]:
     """The rules of the folders above ``root``, outermost first, if it lies in a git repository."""
     above = Path(root).parents
-    repository = next((folder for folder in (Path(root), *above) if (folder / ".git").exists()), None)
+    # With os.path, because pathlib raises where a folder above may not be entered.
+    is_repository = os.path.exists
+    repository = next((folder for folder in (Path(root), *above) if is_repository(folder / ".git")), None)
     if repository is None or repository == Path(root):
         return ()
     inside = [folder for folder in above if folder == repository or repository in folder.parents]
@@ -192,8 +215,13 @@ def rules_in(folder: str, names: Sequence[str] = IGNORE_FILES) -> tuple[ignore.R
     texts = []
     for name in names:
         path = Path(folder, name)
-        if path.is_file():
-            texts.append(path.read_bytes())
+        try:
+            if path.is_file():
+                texts.append(path.read_bytes())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise unreadable(str(path), error) from error
     return (ignore.parse(b"\n".join(texts), os.fsencode(folder)),) if texts else ()
 
 
@@ -201,8 +229,19 @@ def scan(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as items:
             return sorted(items, key=lambda item: os.fsencode(item.name))
+    except FileNotFoundError:
+        return []  # it went after it was found; what is known of it is that it was there
     except OSError as error:
-        raise PackageError(f"working_dir: {folder!r} cannot be read: {error.strerror}") from error
+        raise unreadable(folder, error) from error
+
+
+def vanished(name: str) -> str:
+    return f"{name!r} vanished while the folder was packed; it is left out"
+
+
+def unreadable(path: str, error: OSError) -> PackageError:
+    why = error.strerror or "it changed while it was packed"
+    return PackageError(f"working_dir: {path!r} cannot be read: {why}")
 
 
 def inner_target(root: str, link: Path) -> str | None:
@@ -220,33 +259,75 @@ def inner_target(root: str, link: Path) -> str | None:
     return written
 
 
-def write_tar(path: Path, entries: Sequence[Entry]) -> None:
+def write_tar(path: Path, entries: Sequence[Entry], warnings: list[str]) -> int:
+    """Write the entries that are still there; returns how many files they were."""
+    files = 0
     with tarfile.open(
         path, "w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
     ) as tar:
         for entry in entries:
-            try:
+            if stat.S_ISREG(entry.found.st_mode):
+                files += add_file(tar, entry, warnings)
+            else:
                 add(tar, entry)
+    return files
+
+
+def add_file(tar: tarfile.TarFile, entry: Entry, warnings: list[str]) -> bool:
+    """Add a file as it is now, up to the size that it was found with; False if it has gone."""
+    try:
+        descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        warnings.append(vanished(entry.name))
+        return False
+    except OSError as error:
+        raise unreadable(entry.path, error) from error
+    try:
+        tar.addfile(
+            info_of_file(entry, os.fstat(descriptor).st_size), cast(IO[bytes], Source(descriptor, entry.path))
+        )
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def info_of_file(entry: Entry, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(entry.name)
+    info.mode = stat.S_IMODE(entry.found.st_mode) & 0o777 | 0o600
+    info.size = min(entry.found.st_size, size)
+    return info
+
+
+class Source:
+    """A file to be packed, whose faults are told from those of the temporary file that it goes into."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+
+    def read(self, size: int) -> bytes:
+        """Exactly ``size`` bytes."""
+        parts = []
+        while size > 0:
+            try:
+                data = os.read(self._descriptor, size)
             except OSError as error:
-                why = error.strerror or "it changed while it was packed"
-                raise PackageError(f"working_dir: {entry.path!r} cannot be read: {why}") from error
+                raise unreadable(self._path, error) from error
+            if not data:
+                raise unreadable(self._path, OSError())
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
 
 
 def add(tar: tarfile.TarFile, entry: Entry) -> None:
-    """Add an entry: of its attributes only the permission bits count, readable and writable for the owner."""
+    """Add a folder or link: of its attributes only the permission bits count, all of them set for the owner."""
     info = tarfile.TarInfo(entry.name)
-    permissions = stat.S_IMODE(entry.found.st_mode) & 0o777
     if entry.target is not None:
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.target, 0o777
-        tar.addfile(info)
-    elif stat.S_ISDIR(entry.found.st_mode):
-        info.type, info.mode = tarfile.DIRTYPE, permissions | 0o700
-        tar.addfile(info)
     else:
-        info.size, info.mode = entry.found.st_size, permissions | 0o600
-        descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            tar.addfile(info, file)
+        info.type, info.mode = tarfile.DIRTYPE, stat.S_IMODE(entry.found.st_mode) & 0o777 | 0o700
+    tar.addfile(info)
 
 
 async def upload(package: Package, put: PutPackage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -119,7 +120,7 @@ class StoreReader:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._opened: Store | None = None
-        self._archive = Archive(home)
+        self._archive = Archive(home, clean_up=False)  # it may be another user's, and he may only read it
 
     def find(self, prefix: str) -> list[str]:
         return [] if self._store is None else self._store.find(prefix)
@@ -146,10 +147,10 @@ class StoreReader:
             row = self._row(job_id)
 
     def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
-        return _run(self._archive.tail_offset(job_id, attempt, instance, lines))
+        return completed(self._archive.tail_offset(job_id, attempt, instance, lines))
 
     def log_sizes(self, job_id: str, attempt: int) -> dict[str, int]:
-        return _run(self._archive.sizes(job_id, attempt))
+        return completed(self._archive.sizes(job_id, attempt))
 
     def log_news(
         self,
@@ -162,7 +163,7 @@ class StoreReader:
     ) -> dict[str, bytes]:
         deadline = time.monotonic() + timeout_s
         while True:
-            news = _run(self._archive.follow(job_id, attempt, offsets, 0, max_bytes, instance=instance))
+            news = completed(self._archive.follow(job_id, attempt, offsets, 0, max_bytes, instance=instance))
             if news or time.monotonic() > deadline:
                 return news
             time.sleep(POLL_S)
@@ -177,7 +178,7 @@ class StoreReader:
         )
 
     def sizes_of_jobs(self) -> dict[str, int]:
-        return _run(self._archive.usage())["jobs"]  # type: ignore[no-any-return]
+        return completed(self._archive.usage())["jobs"]  # type: ignore[no-any-return]
 
     def prune(self, job_ids: Sequence[str]) -> None:
         if self._store is None:
@@ -185,8 +186,8 @@ class StoreReader:
         doomed = set(job_ids)
         in_use = {read_job(row).package for row in self._store.jobs() if row.id not in doomed}
         for job_id in job_ids:
-            _run(self._archive.remove_job(job_id))
-        _run(self._archive.remove_packages({digest for digest in in_use if digest}))
+            completed(self._archive.remove_job(job_id))
+        completed(self._archive.remove_packages({digest for digest in in_use if digest}))
         self._store.remove(job_ids)
 
     @property
@@ -203,5 +204,11 @@ class StoreReader:
         return row
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
+def completed(work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` comes to. Where this thread runs an event loop (a notebook does), another thread does it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

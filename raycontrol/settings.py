@@ -83,6 +83,11 @@ class Settings:
     def min_free_bytes(self) -> int:
         return self.min_free_mib * 1024**2
 
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which another process comes to the same settings."""
+        chosen = {FIELDS[name].variable: getattr(self, name) for name in FIELDS}
+        return {variable: str(value) for variable, value in chosen.items() if value is not None}
+
     def describe(self) -> dict[str, str]:
         """Every setting as text with where it came from, fit to be shown: user and password are taken out of an address."""
         shown: dict[str, str] = {}

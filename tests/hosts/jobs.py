@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def events(cluster: Cluster, ran: Ran) -> list[dict[str, Any]]:
     """Everything that happened to the job, oldest first."""
     found: list[dict[str, Any]] = cluster.json(0, "events", ran.info["id"])
     return found
+
+
+def accuracy(told: str) -> float:
+    """What configs/ddp/train.py said at its end."""
+    (found,) = re.findall(r"test accuracy ([\d.]+)", told)
+    return float(found)
 
 
 def _split(arguments: tuple[str | Path, ...]) -> tuple[tuple[str | Path, ...], tuple[str | Path, ...]]:

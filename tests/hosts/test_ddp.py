@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.conftest import Cluster
-from tests.hosts.jobs import PROGRAMS, Ran, succeeded
+from tests.hosts.jobs import PROGRAMS, Ran, accuracy, succeeded
 from tests.hosts.network import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs/ddp"
@@ -77,7 +76,7 @@ def test_the_example_configs_learn_to_read_digits(cluster: Cluster, config: str,
     """``job.yaml``, the fourth, is run in test_submission.py."""
     ran = succeeded(cluster, 0, CONFIGS / f"{config}.yaml")
     assert f"with {processes} processes" in ran.told
-    assert accuracy(ran) >= 0.95
+    assert accuracy(ran.told) >= 0.95
     assert len(list(Path(ran.info["outputs"]).glob("*/model.pt"))) == 1
 
 
@@ -111,11 +110,6 @@ def assert_equal_to(alone: dict[str, Any], ran: Ran) -> None:
     for rank in ran.outputs("rank-*.json"):
         assert rank["losses"] == pytest.approx(alone["losses"], rel=0, abs=1e-5)
         assert rank["weights"] == pytest.approx(alone["weights"], rel=0, abs=1e-5)
-
-
-def accuracy(ran: Ran) -> float:
-    (found,) = re.findall(r"test accuracy ([\d.]+)", ran.told)
-    return float(found)
 
 
 def in_a_shared_folder(cluster: Cluster, script: Path) -> Path:

@@ -17,7 +17,7 @@ WHERE = """
 import ray, socket
 ray.init(address={address!r}, log_to_driver=False)
 at = ray.remote(num_cpus=1)(lambda: socket.gethostname())
-spots = [{{"node:" + node["NodeManagerAddress"]: 0.01}} for node in ray.nodes()]
+spots = [{{"node:" + node["NodeManagerAddress"]: 0.01}} for node in ray.nodes() if node["Alive"]]
 print(*sorted(ray.get([at.options(resources=spot).remote() for spot in spots])))
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.conftest import Cluster
+from tests.hosts.jobs import accuracy
 from tests.hosts.network import BIN, REPOSITORY, Hosts
 from tests.support import wait_until
 
@@ -30,30 +31,24 @@ def fresh(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_the_first_call_is_a_ray_job_and_leaves_nothing_of_it_behind(fresh: Cluster) -> None:
-    ray_job = ray(
-        fresh,
-        "job",
-        "submit",
-        "--no-wait",
-        "--submission-id=first",
-        f"--working-dir={CONFIG}",
-        "--",
-        BIN / "raycontrol",
-        "run",
-        "job.yaml",
+    entrypoint = [BIN / "raycontrol", "run", "job.yaml"]
+    submitted = ray_job(
+        fresh, "submit", "--no-wait", "--submission-id=first", f"--working-dir={CONFIG}", "--", *entrypoint
     )
-    assert ray_job.returncode == 0, ray_job.stdout
+    assert submitted.returncode == 0, submitted.stdout
     # The job trains for many seconds; its actors are there to be looked at.
-    instances = wait_until(lambda: instance_actors(fresh, 2), TRAINING_S, "the job's instances")
+    instances = wait_until(lambda: actors(fresh, "rc:", 2), TRAINING_S, "the job's instances")
     assert [actor["runtime_env"] for actor in instances] == [{}, {}]
-    follow = ray(fresh, "job", "logs", "--follow", "first", timeout_s=TRAINING_S)
-    assert "SUCCEEDED" in follow.stdout and "test accuracy 0.9" in follow.stdout, follow.stdout[-6000:]
-    assert "Job 'first' succeeded" in ray(fresh, "job", "status", "first").stdout
-    lasting = [actor for actor in fresh.ask()["actors"] if actor["name"].startswith("rc-")]
-    assert len([actor for actor in lasting if actor["name"].startswith("rc-controller")]) == 1
-    assert [actor["runtime_env"] for actor in lasting] == [{}] * len(lasting)
+    (rays,) = actors(fresh, "_ray_internal_job_actor")
+    assert "working_dir" in rays["runtime_env"]  # as ours would have had, by default
+    followed = ray_job(fresh, "logs", "--follow", "first", timeout_s=TRAINING_S).stdout
+    assert "SUCCEEDED" in followed and accuracy(followed) >= 0.95, followed[-6000:]
+    assert "Job 'first' succeeded" in ray_job(fresh, "status", "first").stdout
+    lasting = actors(fresh, "rc-", 4)
+    assert "rc-controller" in [actor["name"] for actor in lasting]
+    assert [actor["runtime_env"] for actor in lasting] == [{}] * 4  # controller, archive, two nodes
 
-    assert ray(fresh, "job", "delete", "first").returncode == 0
+    assert ray_job(fresh, "delete", "first").returncode == 0
     before = controller(fresh)
     fresh.hosts.run(HEAD, ["kill", "-9", str(before["pid"])], check=True)
     second = fresh.raycontrol(OTHER, "run", "--nodes", "2", "--", "echo the second", timeout_s=120)
@@ -69,33 +64,36 @@ def test_the_first_call_is_a_ray_job_and_leaves_nothing_of_it_behind(fresh: Clus
 
 def test_ray_job_stop_stops_the_job(fresh: Cluster) -> None:
     entrypoint = [BIN / "raycontrol", "run", "--name", "endless", "--", "sleep 600"]
-    assert (
-        ray(fresh, "job", "submit", "--no-wait", "--submission-id=endless", "--", *entrypoint).returncode == 0
-    )
+    submitted = ray_job(fresh, "submit", "--no-wait", "--submission-id=endless", "--", *entrypoint)
+    assert submitted.returncode == 0, submitted.stdout
     running = wait_until(lambda: jobs(fresh, "endless", "RUNNING"), 120, "the job runs")
-    assert ray(fresh, "job", "stop", "--no-wait", "endless").returncode == 0
+    assert ray_job(fresh, "stop", "--no-wait", "endless").returncode == 0
     waited = fresh.raycontrol(OTHER, "wait", running[0]["id"], "--json", timeout_s=120)
     info = json.loads(waited.stdout)
     assert waited.returncode == 130
     assert (info["state"], info["reason"]) == ("STOPPED", "STOP_REQUESTED")
     assert info["verdict"]["summary"] == "SIGTERM sent to `raycontrol run`"
-    wait_until(lambda: not instance_actors(fresh, 1), 30, "its actors are gone")
+    wait_until(lambda: not actors(fresh, "rc:"), 30, "its actors are gone")
 
 
-def ray(cluster: Cluster, *arguments: str | Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run Ray's command line on the host that is not the head; stdout has stderr too."""
+def ray_job(
+    cluster: Cluster, *arguments: str | Path, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """`ray job …` on the host that is not the head; its stdout has stderr too."""
     address = {"RAY_ADDRESS": f"http://{cluster.hosts.ip(HEAD)}:8265", "RAY_AUTH_MODE": "disabled"}
-    process = cluster.hosts.popen(OTHER, [BIN / "ray", *arguments], env=address, stderr=subprocess.STDOUT)
+    line = [BIN / "ray", "job", *arguments]
+    process = cluster.hosts.popen(OTHER, line, env=address, stderr=subprocess.STDOUT)
     try:
         stdout, _ = process.communicate(timeout=timeout_s)
     except BaseException:
         process.end()
         raise
-    return subprocess.CompletedProcess(list(map(str, arguments)), process.returncode, stdout)
+    return subprocess.CompletedProcess(list(map(str, line)), process.returncode, stdout)
 
 
-def instance_actors(cluster: Cluster, count: int) -> list[dict[str, Any]]:
-    found = [actor for actor in cluster.ask()["actors"] if actor["name"].startswith("rc:")]
+def actors(cluster: Cluster, prefix: str, count: int = 1) -> list[dict[str, Any]]:
+    """The living actors whose names begin so, or none while they are fewer than ``count``."""
+    found = [actor for actor in cluster.ask()["actors"] if actor["name"].startswith(prefix)]
     return found if len(found) >= count else []
 
 

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tests.ray.conftest import BIN, Shell, end
+from tests.ray.conftest import BIN, FOREGROUND, Shell, end
 from tests.support import wait_until
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
-RUN_S = 240.0
+RUN_S = 100.0
 """A deadline for a whole embedded run, with the start of its Ray, on a busy machine."""
 
 AnyShell = TypeVar("AnyShell", bound="Alone")
@@ -31,7 +31,7 @@ class Alone(Shell):
 
     @property
     def env(self) -> dict[str, str]:
-        return {"RAYCONTROL_HOME": str(self.home), "TMPDIR": str(self.folder)}
+        return {"RAYCONTROL_HOME": str(self.home), "TMPDIR": str(self.folder), "PYTHONFAULTHANDLER": "1"}
 
     def run(
         self, *arguments: str | Path, env: Mapping[str, str] | None = None
@@ -41,7 +41,24 @@ class Alone(Shell):
     def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
         """`raycontrol run` in the background, its streams in ``stdout`` and ``stderr`` of the folder."""
         with (self.folder / "stdout").open("w") as out, (self.folder / "stderr").open("w") as err:
-            return self.popen([BIN / "raycontrol", "run", *arguments], stdout=out, stderr=err, **options)
+            command = [*FOREGROUND, BIN / "raycontrol", "run", *arguments]
+            return self.popen(command, stdout=out, stderr=err, **options)
+
+    def status(self, command: subprocess.Popen[str]) -> int:
+        """Wait for the end of what ``start`` started."""
+        try:
+            return command.wait(timeout=RUN_S)
+        except subprocess.TimeoutExpired:
+            command.send_signal(6)
+            command.wait()
+            shutil.copytree(
+                self.folder,
+                f"/tmp/w5/hang-{command.pid}",
+                symlinks=True,
+                ignore=shutil.ignore_patterns("sockets"),
+            )
+            said = (self.folder / "stderr").read_text()
+            raise AssertionError(f"it has not ended in {RUN_S:g} s; it said:\n{said}") from None
 
     def says(self, text: str, stream: str = "stdout") -> None:
         path = self.folder / stream

@@ -26,8 +26,11 @@ from tests.support import wait_until
 
 BIN = Path(sys.executable).parent
 
-# In the environment of everything that this session starts, Ray and jobs included: how to find it again.
-OURS = ("RC_TEST_RUN", uuid.uuid4().hex)
+FOREGROUND = ("env", "--default-signal=INT")
+"""Starts a command as a shell does in the foreground; where these tests run in the background, Ctrl-C is ignored."""
+
+MARK = "RC_TEST_SHELL"
+"""In the environment of everything that a shell of these tests starts, Ray and jobs included: how to find it again."""
 
 
 class Shell:
@@ -37,6 +40,7 @@ class Shell:
         self.folder = folder
         self.home = home
         self.address = ""  # of the Ray that commands are to use
+        self.mark = uuid.uuid4().hex
 
     @property
     def env(self) -> dict[str, str]:
@@ -86,7 +90,7 @@ class Shell:
         """A plain login's, with RAY_TMPDIR so that nobody else on this machine takes this Ray for theirs."""
         kept = {name: os.environ[name] for name in ("HOME", "USER") if name in os.environ}
         plain = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "RAY_TMPDIR": str(self.folder)}
-        return {**plain, **kept, "RAY_AUTH_MODE": "disabled", OURS[0]: OURS[1], **more}
+        return {**plain, **kept, "RAY_AUTH_MODE": "disabled", MARK: self.mark, **more}
 
 
 class LocalRay(Shell):
@@ -130,9 +134,9 @@ class LocalRay(Shell):
         """End everything of this Ray, its jobs too."""
         if self._observer is not None:
             self._observer.close()
-        end([*descendants(self._process.pid), *marked()])
+        end([*descendants(self._process.pid), *marked(self.mark)])
         self._process.wait(timeout=20)
-        wait_until(lambda: not end(marked()), 20, "Ray's processes are gone")
+        wait_until(lambda: not end(marked(self.mark)), 20, "Ray's processes are gone")
         self._log.close()
         shutil.rmtree(self.folder)
 
@@ -140,7 +144,7 @@ class LocalRay(Shell):
 
     def pids(self) -> list[int]:
         own = set(self._observer.pids()) if self._observer else set()
-        return sorted({*descendants(self._process.pid), *marked()} - own)
+        return sorted({*descendants(self._process.pid), *marked(self.mark)} - own)
 
     def reapers(self) -> list[int]:
         return [os.getpid()]
@@ -205,14 +209,14 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in listeners]
 
 
-def marked() -> list[int]:
-    """Processes that carry this session's mark, what descends from them, and the supervisors just above them.
+def marked(mark: str) -> list[int]:
+    """Processes that carry this mark, what descends from them, and the supervisors just above them.
 
     Ray's workers retitle themselves and lose the mark; a supervisor never has it. Nobody else's process is ever
     taken for ours: ``close`` kills what this returns.
     """
-    mark = "=".join(OURS).encode()
-    found = {pid for pid in psutil.pids() if mark in environment_of(pid)}
+    variable = f"{MARK}={mark}".encode()
+    found = {pid for pid in psutil.pids() if variable in environment_of(pid)}
     above = {parent for pid in found if (parent := parent_of(pid)) and supervises(parent)}
     return sorted(found.union(above, *(descendants(pid) for pid in found)))
 

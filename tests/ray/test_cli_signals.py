@@ -11,7 +11,7 @@ import pytest
 from raycontrol import Client
 from raycontrol.client import JobHandle
 from raycontrol.status import JobState
-from tests.ray.conftest import BIN, LocalRay
+from tests.ray.conftest import BIN, FOREGROUND, LocalRay
 from tests.ray.jobs import WAIT_S, alive, ended, said
 from tests.support import wait_until
 
@@ -26,7 +26,7 @@ class Run:
         self._said = folder / "stderr"
         with self._said.open("w") as stderr:
             self.process = cluster.popen(
-                [BIN / "raycontrol", "run", "--cpu", "0.1", "--", program],
+                [*FOREGROUND, BIN / "raycontrol", "run", "--cpu", "0.1", "--", program],
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )

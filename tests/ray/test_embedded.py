@@ -12,7 +12,7 @@ import pytest
 
 from raycontrol import Client
 from raycontrol.status import JobState
-from tests.ray.alone import RUN_S, Alone, alone, users_of
+from tests.ray.alone import Alone, alone, users_of
 from tests.ray.conftest import LocalRay, end
 from tests.ray.jobs import alive, ended, said, spec
 from tests.support import wait_until
@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_job_and_then_ray(shell: Alone) -> None:
     command = shell.start("--cpu", "0.1", "--", SAVES)
     shell.says("pid ")
     command.send_signal(signal.SIGINT)
-    assert command.wait(timeout=RUN_S) == 130
+    assert shell.status(command) == 130
     shell.says("saved")
     shell.says("SIGINT: asking the job to stop", "stderr")
     assert [info["state"] for info in shell.json("list")] == ["STOPPED"]
@@ -90,7 +90,7 @@ def test_a_sigterm_to_the_whole_group_lets_the_job_save(shell: Alone) -> None:
     command = shell.start("--cpu", "0.1", "--", SAVES, start_new_session=True)
     shell.says("pid ")
     os.killpg(command.pid, signal.SIGTERM)
-    assert command.wait(timeout=RUN_S) == 130
+    assert shell.status(command) == 130
     shell.says("saved")
     assert [info["state"] for info in shell.json("list")] == ["STOPPED"]
 
@@ -101,7 +101,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(shell: Alone) -> None:
     command.send_signal(signal.SIGINT)
     shell.says("asking the job to stop", "stderr")
     command.send_signal(signal.SIGINT)
-    assert command.wait(timeout=RUN_S) == 130
+    assert shell.status(command) == 130
     shell.says("ending the job and the Ray that was started for it", "stderr")
 
 

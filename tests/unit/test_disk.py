@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from raycontrol.disk import HIDDEN, erase, erase_hidden, private_folder, remove_tree
-
-NOBODY = 65534
-
-
-@contextmanager
-def unprivileged(*folders: Path) -> Iterator[None]:
-    """Within this block this process is nobody, where it was root, and the folders are nobody's."""
-    if os.geteuid() != 0:
-        yield
-        return
-    for folder in folders:
-        os.chown(folder, NOBODY, NOBODY)
-        for above in folder.parents:
-            if above.is_relative_to("/tmp") and above != Path("/tmp"):
-                above.chmod(above.stat().st_mode | 0o011)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+from tests.unit.rights import unprivileged
 
 
 def module_cache(root: Path) -> Path:

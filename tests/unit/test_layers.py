@@ -26,7 +26,7 @@ LAYERS = {
     "roles": "archive controller duties instance node",
     "ray": "actors cluster connect",
     "user": "client logview readers",
-    "faces": "api cli",
+    "faces": "__main__ api cli",
 }
 LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for module in modules.split()}
 

@@ -64,18 +64,15 @@ def stray() -> Iterator[Callable[[str], int]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(attempt_id: str) -> int:
-        environment = {"PATH": os.environ["PATH"], process.MARK: attempt_id}
-        # A shell between, so that nobody but the kernel reaps it.
-        command = "trap '' TERM; sleep 1000 & echo $!; wait"
-        shell = subprocess.Popen(["bash", "-c", command], env=environment, stdout=subprocess.PIPE)
-        started.append(shell)
-        assert shell.stdout is not None
-        return int(shell.stdout.readline())
+        started.append(
+            subprocess.Popen(["sleep", "1000"], env={process.MARK: attempt_id}, executable="/bin/sleep")
+        )
+        return started[-1].pid
 
     yield start
-    for shell in started:
-        shell.kill()
-        shell.communicate()
+    for stray in started:
+        stray.kill()
+        stray.wait()
 
 
 def names(folder: Path) -> set[str]:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tarfile
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 from raycontrol.errors import PackageError
 from raycontrol.packages import pack, unpack
+from raycontrol.packing import Source, Walk, write_tar
+from tests.unit.rights import unprivileged
 
 MIB = 1024 * 1024
 HOSTILE = [
@@ -222,6 +227,73 @@ def test_a_huge_folder_is_refused_by_name_and_without_reading_it(tmp_path: Path)
         pack(source, cap_bytes=3 * MIB)
     (source / ".rayignore").write_text("*.bin")
     assert packed(source, cap_bytes=3 * MIB) == {"train.py", "data/part/small", ".rayignore"}
+
+
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+    make(tmp_path, {"rules/.gitignore": "*.log", "file/model": "x", "folder/closed/a": "x"})
+    (tmp_path / "rules/.gitignore").chmod(0)
+    (tmp_path / "file/model").chmod(0)
+    (tmp_path / "folder/closed").chmod(0)
+    with unprivileged(tmp_path):
+        for name, path in {
+            "rules": "rules/.gitignore",
+            "file": "file/model",
+            "folder": "folder/closed",
+        }.items():
+            with pytest.raises(PackageError, match=f"{path}' cannot be read: Permission denied"):
+                pack(tmp_path / name)
+        with pytest.raises(PackageError, match="must be a folder"):
+            pack(tmp_path / "folder/closed/below")
+
+
+def test_what_changes_after_it_was_found_is_packed_as_it_is_or_left_out(tmp_path: Path) -> None:
+    source = make(tmp_path / "source", {"gone": "1", "grows": "22", "keeps": "333", "shrinks": "4444"})
+    warnings: list[str] = []
+    entries = Walk(source, MIB, set(), warnings).entries()
+    (source / "gone").unlink()
+    (source / "grows").write_text("22 and more")
+    (source / "shrinks").write_text("4")
+    assert write_tar(tmp_path / "package.tar", entries, warnings) == 3
+    assert warnings == ["'gone' vanished while the folder was packed; it is left out"]
+    unpack(tmp_path / "package.tar", tmp_path / "target")
+    contents = {path.name: path.read_text() for path in (tmp_path / "target").iterdir()}
+    assert contents == {"grows": "22", "keeps": "333", "shrinks": "4"}
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("22")
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    with pytest.raises(PackageError, match="'/x/file' cannot be read: it changed while it was packed"):
+        Source(descriptor, "/x/file").read(3)
+    os.close(descriptor)
+
+
+def test_a_folder_in_which_files_come_and_go_is_packed(tmp_path: Path) -> None:
+    source = make(tmp_path / "source", {"stays": "1"})
+    ended = threading.Event()
+
+    def churn() -> None:
+        while not ended.is_set():
+            make(source, {f"d{number}/file": "x" * 99 for number in range(20)})
+            for number in range(20):
+                shutil.rmtree(source / f"d{number}")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert "stays" in packed(source)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_without_a_place_for_temporary_files_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    with pytest.raises(PackageError, match=r"no temporary file of .* can be made: .*No such file"):
+        pack(make(tmp_path / "source", {"a": "1"}))
 
 
 def test_a_failed_packing_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

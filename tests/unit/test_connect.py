@@ -1,0 +1,137 @@
+"""Finding a cluster, and what connecting does to this process, without a Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from raycontrol.connect import environment, find_address, start_elsewhere, wait_for_another
+from raycontrol.errors import ControllerUnavailable
+from raycontrol.settings import Settings
+from tests.unit.rights import NOBODY
+
+SETTINGS_FRAME = b"\0\0\0\x04\0\0\0\0\0"
+
+
+@contextmanager
+def gcs() -> Iterator[str]:
+    """Something that greets as a gRPC server does; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(64)
+                    connection.sendall(SETTINGS_FRAME)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Path:
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray/ray_current_cluster"
+
+
+def found(note: Path) -> str | None:
+    return find_address(Settings(ray_tmpdir=str(note.parents[1])))
+
+
+def test_the_cluster_that_this_user_started_is_found(note: Path) -> None:
+    assert found(note) is None
+    with gcs() as address:
+        note.write_text(f"{address}\n")
+        assert found(note) == address
+    assert found(note) is None  # it does not answer any more
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_the_cluster_of_another_user_is_not_believed_but_roots_is(note: Path) -> None:
+    with gcs() as address:
+        note.write_text(address)
+        os.chown(note, NOBODY, NOBODY)
+        assert found(note) is None
+        for folder in (note, *note.parents):
+            if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+                folder.chmod(folder.stat().st_mode | 0o055)
+        os.chown(note, 0, 0)
+        os.seteuid(NOBODY)
+        try:
+            assert found(note) == address
+        finally:
+            os.seteuid(0)
+        note.chmod(0o600)
+        os.seteuid(NOBODY)
+        try:
+            assert found(note) is None
+        finally:
+            os.seteuid(0)
+
+
+def test_what_is_no_note_names_no_cluster(note: Path) -> None:
+    with gcs() as address:
+        other = note.with_name("other")
+        other.write_text(address)
+        note.symlink_to(other)
+        assert found(note) is None
+        note.unlink()
+        os.mkfifo(note)
+        assert found(note) is None
+        note.unlink()
+        note.mkdir()
+        assert found(note) is None
+        note.rmdir()
+        note.write_bytes(b"\xff\xfe:6379")
+        assert found(note) is None
+
+
+def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with pytest.raises(KeyError), environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}):
+        assert os.environ["RAY_AUTH_TOKEN"] == "secret"
+        raise KeyError
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_a_restart_is_over_when_another_process_answers() -> None:
+    answers = [7, 7, 7, 8]
+    wait_for_another(7, lambda: answers.pop(0), timeout_s=10)
+    assert answers == []
+    wait_for_another(None, lambda: 7, timeout_s=10)  # who did not answer before is not waited for
+    wait_for_another(7, lambda: None, timeout_s=10)  # the next call will say what is wrong
+    begin = time.monotonic()
+    with pytest.raises(ControllerUnavailable, match="process 7 did not end"):
+        wait_for_another(7, lambda: 7, timeout_s=0.2)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_controller_that_another_process_cannot_start_is_an_error_in_its_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ControllerUnavailable, match=f"not be started: no Ray cluster answers at {address}"):
+        start_elsewhere(address, Settings(home=str(tmp_path), cluster="lab"))
+
+
+def test_settings_cross_to_another_process() -> None:
+    settings = Settings(
+        home="~/here", cluster="lab", user="ann", keep_days=2.5, min_free_mib=7, scratch="/fast"
+    )
+    assert Settings.load(settings.variables()) == settings
+    assert Settings.load(Settings().variables()) == Settings()
