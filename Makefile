@@ -1,7 +1,7 @@
 # `make` or `make help` lists the targets. PYTHON=/path/to/python3.11 chooses the interpreter of .venv.
 
 BIN := .venv/bin
-SUITE := tests/unit tests/ray tests/hosts
+SUITE := tests/unit tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help

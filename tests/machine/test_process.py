@@ -12,8 +12,8 @@ import pytest
 
 from raycontrol import process
 from raycontrol.process import Exit, read_status, shell_argv, start
+from tests.machine.process_trees import Owner, Trees, marks_of, output, parent, play, trees, until
 from tests.support import wait_until
-from tests.unit.process_trees import Owner, Trees, marks_of, output, parent, play, trees, until
 
 __all__ = ["trees"]
 

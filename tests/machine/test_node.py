@@ -18,7 +18,7 @@ from raycontrol import process
 from raycontrol.disk import HIDDEN
 from raycontrol.node import AlreadyReleased, Node, NotReleased
 from raycontrol.packages import KEPT_TREES, pack
-from tests.unit.process_trees import Trees, alive, parent, play, trees, until
+from tests.machine.process_trees import Trees, alive, parent, play, trees, until
 
 __all__ = ["trees"]
 

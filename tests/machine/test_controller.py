@@ -17,7 +17,7 @@ from raycontrol.events import InstanceNoted, InstancePrepared, Report, RunExited
 from raycontrol.job import Ended
 from raycontrol.status import InstanceState, JobState, Reason
 from raycontrol.version import __version__
-from tests.unit.fake_cluster import FakeCluster, Site, WriteStop, in_loop, submission
+from tests.machine.fake_cluster import FakeCluster, Site, WriteStop, in_loop, submission
 from tests.unit.fake_gangs import Program, nodes
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,7 +15,7 @@ from raycontrol.instance import Preparation
 from raycontrol.nodefacts import search_path, without_ray
 from raycontrol.plan import TcpReachable
 from raycontrol.status import Reason
-from tests.unit.instances import Gang, play, until
+from tests.machine.instances import Gang, play, until
 
 OWN_BIN = str(Path(sys.executable).parent)
 

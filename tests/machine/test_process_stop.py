@@ -8,7 +8,7 @@ import time
 import pytest
 
 from raycontrol.process import marked, read_status, start
-from tests.unit.process_trees import FAMILY, FAMILY_NAMES, Trees, alive, output, parent, play, trees, until
+from tests.machine.process_trees import FAMILY, FAMILY_NAMES, Trees, alive, output, parent, play, trees, until
 
 __all__ = ["trees"]
 

@@ -16,8 +16,7 @@ import pytest
 
 from raycontrol import process, supervisor
 from raycontrol.process import marked, read_status, start, sweep
-from tests.support import wait_until
-from tests.unit.process_trees import (
+from tests.machine.process_trees import (
     FAMILY,
     FAMILY_NAMES,
     Owner,
@@ -29,6 +28,7 @@ from tests.unit.process_trees import (
     trees,
     until,
 )
+from tests.support import wait_until
 
 __all__ = ["trees"]
 

@@ -14,8 +14,8 @@ from raycontrol.events import InstanceNoted
 from raycontrol.lifecycle import STOP_SLACK_S, deadline
 from raycontrol.spec import Timeouts
 from raycontrol.status import JobState, Reason
-from tests.unit.fake_cluster import in_loop, submission
-from tests.unit.test_controller import STAYS, finish, site
+from tests.machine.fake_cluster import in_loop, submission
+from tests.machine.test_controller import STAYS, finish, site
 
 pytestmark = pytest.mark.timeout(60)
 
