@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -266,10 +267,12 @@ def _noted(note: Path) -> str | None:
         descriptor = os.open(note, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    with open(descriptor, encoding="utf-8", errors="replace") as file:
-        if os.fstat(descriptor).st_uid not in (0, os.geteuid()):
-            return None
-        return file.read(1024).strip() or None
+    try:
+        found = os.fstat(descriptor)
+        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
+        return os.read(descriptor, 1024).decode(errors="replace").strip() or None if is_ours else None
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def fresh(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_the_first_call_is_a_ray_job_and_leaves_nothing_of_it_behind(fresh: Cluster) -> None:
-    entrypoint = [BIN / "raycontrol", "run", "job.yaml"]
+    entrypoint: list[str | Path] = [BIN / "raycontrol", "run", "job.yaml"]
     submitted = ray_job(
         fresh, "submit", "--no-wait", "--submission-id=first", f"--working-dir={CONFIG}", "--", *entrypoint
     )
@@ -63,7 +63,7 @@ def test_the_first_call_is_a_ray_job_and_leaves_nothing_of_it_behind(fresh: Clus
 
 
 def test_ray_job_stop_stops_the_job(fresh: Cluster) -> None:
-    entrypoint = [BIN / "raycontrol", "run", "--name", "endless", "--", "sleep 600"]
+    entrypoint: list[str | Path] = [BIN / "raycontrol", "run", "--name", "endless", "--", "sleep 600"]
     submitted = ray_job(fresh, "submit", "--no-wait", "--submission-id=endless", "--", *entrypoint)
     assert submitted.returncode == 0, submitted.stdout
     running = wait_until(lambda: jobs(fresh, "endless", "RUNNING"), 120, "the job runs")
