@@ -73,7 +73,9 @@ class Client:
             tell(f"warning: {warning}")
         package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
         session = self._connected()
-        session.refuse_what_never_fits(spec)
+        doubts = session.doubts(spec)
+        if doubts is not None:
+            tell(f"warning: {doubts}")
         controller = session.controller()
         if package is not None:
             with package:

@@ -99,13 +99,19 @@ class Session:
             self.get(handle.hello.remote(__version__), START_S)
         return handle
 
-    def refuse_what_never_fits(self, spec: JobSpec) -> None:
-        """Raise UsageError for a job that an embedded cluster could never run: no node will join it."""
+    def doubts(self, spec: JobSpec) -> str | None:
+        """Return why the cluster as it is could never run the job, or None.
+
+        Raises UsageError instead when the cluster is embedded: no node will join it.
+        """
         from raycontrol.cluster import living_nodes
 
-        room = place(members(spec), spec.placement, living_nodes()) if self.embedded else None
-        if isinstance(room, NoRoom) and room.never:
+        room = place(members(spec), spec.placement, living_nodes())
+        if not isinstance(room, NoRoom) or not room.never:
+            return None
+        if self.embedded:
             raise UsageError(f"the Ray of this run is this machine alone: {room.why}")
+        return f"{room.why}; until nodes join, the job waits"
 
     def archive(self) -> Any:
         """Return the archive, which the controller has started."""
@@ -178,7 +184,7 @@ class Session:
         if "://" in address:
             raise UsageError(
                 f"{address} is an address of Ray's dashboard or of Ray Client; raycontrol runs on a node of the "
-                "cluster and wants its GCS address (`host:6379`), or none"
+                "cluster and wants its GCS address (`host:6379`); or unset RAY_ADDRESS and give no --address there"
             )
         trouble = _trouble(address)
         if trouble is not None:

@@ -60,8 +60,9 @@ def readable(rows: Iterable[JobRow]) -> Iterator[tuple[JobRow, Job]]:
 
 
 def info_of(job: Job, home: Path) -> JobInfo:
-    """Return the job as every surface shows it, with the folder of its outputs on the head."""
-    return info(job, outputs=str(JobFolder(home, job.id).root / "outputs"))
+    """Return the job as every surface shows it, with the folder of its outputs on the head if it has any."""
+    outputs = JobFolder(home, job.id).root / "outputs"
+    return info(job, outputs=str(outputs) if outputs.is_dir() else None)
 
 
 def read_info(row: JobRow, store: Store) -> JobInfo:

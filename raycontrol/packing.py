@@ -106,7 +106,9 @@ def told_of_temporary_files(root: Path) -> Iterator[None]:
 def checked_folder(folder: str | os.PathLike[str]) -> Path:
     given, root = os.fspath(folder), Path(os.path.realpath(folder))
     if not os.path.isdir(root):  # noqa: PTH112 (that one raises where a folder above may not be entered)
-        raise PackageError(f"working_dir: must be a folder, got {given!r}")
+        found = os.path.exists(root)  # noqa: PTH110 (as above)
+        what = "is not a folder" if found else "does not exist, or is in a folder that you may not enter"
+        raise PackageError(f"working_dir: {given!r} {what}")
     homes = {Path(os.path.realpath(home)) for home in (Path.home(), pwd_home())}
     for home in homes:
         if root == home or root in home.parents:

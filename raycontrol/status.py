@@ -124,7 +124,7 @@ class JobInfo(Model):
 
     ``exit_code`` is the code of the job's start command; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
-    not ended and nobody is left to end it. ``outputs`` is a folder on the head.
+    not ended and nobody is left to end it. ``outputs`` is a folder on the head, None while nothing was collected.
     """
 
     id: str

@@ -98,7 +98,7 @@ def main() -> None:
         print(f"test accuracy {accuracy(model.module, test_data):.3f}", flush=True)
         output = Path(os.environ.get("RAYCONTROL_OUTPUT_DIR", ".")) / "model.pt"
         torch.save(model.module.state_dict(), output)
-        print(f"saved {output}", flush=True)
+        print(f"saved {output.name} to the outputs of the job", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ NODES_SHOWN = 4
 LIST_COLUMNS = ("ID", "STATE", "MODE", "USER", "SUBMITTED", "TOOK", "NOTE")
 STATE_WIDTH = len("STOPPING (INSTANCE_FAILED)")
 INSTANCE_COLUMNS = ("INSTANCE", "ROLE", "NODE", "IP", "STATE", "ENDED WITH", "NOTE")
+NOTE_WIDTH = 120
 
 
 def duration(seconds: float) -> str:
@@ -144,14 +145,20 @@ def _took(info: JobInfo, now: float) -> str:
 
 def _note(info: JobInfo) -> str:
     if info.pending is not None and not info.state.terminal:
-        return ("abandoned: " if info.abandoned else "") + _one_line(info.pending)
+        return ("abandoned: " if info.abandoned else "") + _cut(info.pending)
     if info.verdict is not None:  # there is one as soon as a job is being stopped for it
-        return _one_line(info.verdict.summary)
+        return _cut(info.verdict.summary)
     return info.reason if info.state in ("STOPPING", "STOPPED", "FAILED") else ""
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _cut(text: str) -> str:
+    """Return what of the text fits into a table; `get` shows all of it."""
+    line = _one_line(text)
+    return line if len(line) <= NOTE_WIDTH else line[: NOTE_WIDTH - 1] + "…"
 
 
 def _ended_with(instance: InstanceInfo) -> str:

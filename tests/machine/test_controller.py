@@ -71,7 +71,10 @@ async def test_a_job_is_queued_placed_run_and_cleaned_up(tmp_path: Path) -> None
         ("master-0", "a", InstanceState.EXITED, 0),
         ("worker-0", "b", InstanceState.EXITED, 0),
     ]
-    assert ended.outputs == str(tmp_path / "jobs" / "digits-1" / "outputs")
+    assert ended.outputs is None
+    outputs = tmp_path / "jobs" / "digits-1" / "outputs"
+    outputs.mkdir(parents=True)
+    assert (await here.controller.info("digits-1")).outputs == str(outputs)
     story = [(event.kind, event.state) for event in await here.story("digits-1")]
     assert [kind for kind, _ in story if kind != "RunExited"] == [
         "Submitted",

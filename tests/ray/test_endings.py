@@ -213,8 +213,11 @@ def test_sixty_four_mebibytes_of_anything_are_kept_bit_by_bit(client: Client, cl
     assert hashlib.sha256(log_file(cluster, job).read_bytes()).hexdigest() == written.hexdigest()
 
 
-def test_two_instances_on_one_node_and_the_peer_is_not_blamed(client: Client) -> None:
-    program = '[ "$INDEX" = 1 ] && exit 7; exec sleep 600'
+def test_two_instances_on_one_node_and_the_peer_is_not_blamed(client: Client, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    program = (
+        f'[ "$INDEX" = 0 ] && touch {up} && exec sleep 600; until [ -e {up} ]; do sleep 0.05; done; exit 7'
+    )
     info = ended(client.submit(spec(program, nodes=2, placement="pack")))
     assert (info.state, info.exit_status) == (JobState.FAILED, 7)
     master, worker = info.instances

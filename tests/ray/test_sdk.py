@@ -169,3 +169,13 @@ def test_a_client_of_another_version_is_told_so(cluster: LocalRay, client: Clien
 
     assert told[0] == f"0.0.1 {__version__}"
     assert f"install raycontrol {__version__} here" in told[1]
+
+
+def test_a_job_that_the_cluster_could_never_run_is_warned_of_and_waits(client: Client) -> None:
+    told: list[str] = []
+    job = client.submit(spec("true", nodes=2, placement="strict"), progress=told.append)
+    warnings = [line for line in told if line.startswith("warning:")]
+    assert len(warnings) == 1 and "can never run it" in warnings[0] and "placement: pack" in warnings[0]
+    assert job.info().state is JobState.QUEUED
+    job.stop()
+    assert ended(job).state is JobState.STOPPED

@@ -208,8 +208,8 @@ def test_folders_that_are_no_working_directory_are_refused(
         (home, "home folder"),
         (home.parent, "home folder or one above"),
         (tmp_path / "link-to-home", "home folder"),
-        (tmp_path / "missing", "must be a folder"),
-        (home / "a", "must be a folder"),
+        (tmp_path / "missing", "does not exist"),
+        (home / "a", "is not a folder"),
     ]:
         with pytest.raises(PackageError, match=why):
             pack(folder)
@@ -242,7 +242,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         }.items():
             with pytest.raises(PackageError, match=f"{path}' cannot be read: Permission denied"):
                 pack(tmp_path / name)
-        with pytest.raises(PackageError, match="must be a folder"):
+        with pytest.raises(PackageError, match="may not enter"):
             pack(tmp_path / "folder/closed/below")
 
 
