@@ -292,7 +292,7 @@ class Hosts:
         """Start Ray on host ``i``: as the head on host 0, else joining it.
 
         ``cpus`` and ``gpus`` (4 each), ``env`` (more of it for `ray start`), ``arguments`` (more of them),
-        ``user``. Without any of them: as it was last started there.
+        ``user``, ``ray`` (the command). Without any of them: as it was last started there.
         """
         started(i, self._ray_start(i, **(options or self.hosts[i].ray_options)))
 
@@ -387,6 +387,7 @@ def ray_arguments(
     cpus: int = 4,
     gpus: int = 4,
     arguments: Sequence[str] = (),
+    ray: Path = BIN / "ray",
     **_: Any,
 ) -> list[str]:
     """The `ray start` line of one host, by absolute path, as an operator without an activated environment writes it."""
@@ -395,7 +396,7 @@ def ray_arguments(
     if node_ip == host:
         place = ["--head", f"--port={port}", "--dashboard-host=0.0.0.0"]
     return [
-        str(BIN / "ray"),
+        str(ray),
         "start",
         *place,
         f"--node-ip-address={node_ip}",
