@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from raycontrol.controller import Limits
 from raycontrol.errors import UsageError
 from raycontrol.events import InstanceNoted
 from raycontrol.lifecycle import STOP_SLACK_S, deadline
 from raycontrol.spec import Timeouts
 from raycontrol.status import JobState, Reason
-from tests.machine.fake_cluster import in_loop, submission
+from tests.machine.fake_cluster import Site, in_loop, submission
 from tests.machine.test_controller import STAYS, finish, site
 
 pytestmark = pytest.mark.timeout(60)
@@ -101,3 +102,28 @@ async def test_an_instance_whose_node_is_gone_is_lost_though_its_actor_never_sai
     assert (ended.state, ended.reason) == (JobState.FAILED, Reason.INSTANCE_LOST)
     assert ended.verdict is not None and "its node left the cluster" in ended.verdict.summary
     await here.kill()
+
+
+@in_loop
+async def test_a_controller_removes_what_ended_jobs_may_no_longer_keep(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    for job_id in ("old-1", "new-1"):
+        await here.submit(job_id, nodes=1)
+    await here.reaches("old-1", JobState.RUNNING)
+    await here.controller.stop("old-1", "enough")
+    await here.ends("old-1")
+    await here.kill()
+    here.controller = here._new()
+    here.controller._limits = lambda: Limits(keep_days=0)
+    await here.controller.started()
+    await asyncio.wait_for(_until_gone(here, "old-1"), 10)
+    assert [info.id for info in await here.controller.jobs(None, None, None)] == ["new-1"]
+    assert here.cluster.removed_stored == ["old-1"]
+    await here.controller.stop("new-1", "enough")
+    await here.ends("new-1")
+    await finish(here)
+
+
+async def _until_gone(here: Site, job_id: str) -> None:
+    while job_id in await here.controller.find(job_id) or not here.cluster.removed_stored:
+        await asyncio.sleep(0.02)

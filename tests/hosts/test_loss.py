@@ -1,0 +1,68 @@
+"""Hosts and raylets that are lost while a job runs: the gang ends, the first cause is named, logs are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.conftest import Cluster
+from tests.hosts.network import Hosts
+from tests.support import wait_until
+
+SPEAKS = "echo on $INDEX is $RAYCONTROL_INSTANCE; exec sleep 600"
+NOTICED_S = 90
+
+
+@pytest.fixture
+def doomed(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three hosts for one test, which may break them."""
+    with Hosts(3, keep=[tmp_path_factory.getbasetemp()]) as hosts:
+        hosts.start_cluster()
+        cluster = Cluster(hosts, tmp_path_factory.mktemp("home"))
+        yield cluster
+        cluster.close()
+
+
+def test_a_host_that_loses_power_ends_the_gang_and_its_log_is_kept(doomed: Cluster) -> None:
+    job = doomed.raycontrol(0, "submit", "--nodes", "3", "--", SPEAKS, check=True).stdout.strip()
+    spoken = wait_until(lambda: lines(doomed, job, 3), 90, "every instance's line is in the archive")
+    instances = doomed.json(0, "get", job)["instances"]
+    victim = next(item for item in instances if item["node"] == doomed.hosts.name(2))
+    doomed.hosts.cut(2)
+    doomed.hosts.kill(2)
+    waited = doomed.raycontrol(0, "wait", job, timeout_s=NOTICED_S)
+    info = doomed.json(0, "get", job)
+    assert (waited.returncode, info["state"], info["reason"]) == (125, "FAILED", "INSTANCE_LOST")
+    assert info["verdict"]["instance"] == victim["name"]
+    assert {item["name"]: item["state"] for item in info["instances"]} == {
+        item["name"]: "LOST" if item["name"] == victim["name"] else "EXITED" for item in instances
+    }
+    assert lines(doomed, job, 3) == spoken
+    assert f"{victim['name']} | on {victim['index']} is {victim['name']}" in spoken
+    assert sleepers(doomed, 0) == sleepers(doomed, 1) == []
+
+    # What is left of the cluster is of use: the same gang does not fit, a smaller one runs.
+    assert doomed.raycontrol(0, "run", "--nodes", "2", "--", "true", timeout_s=120).returncode == 0
+
+
+def test_a_raylet_that_is_killed_takes_its_processes_along(doomed: Cluster) -> None:
+    job = doomed.raycontrol(0, "submit", "--nodes", "3", "--", SPEAKS, check=True).stdout.strip()
+    wait_until(lambda: lines(doomed, job, 3), 90, "every instance's line is in the archive")
+    raylet = doomed.hosts.run(1, ["pgrep", "-f", "-o", "raylet/raylet"], check=True).stdout.strip()
+    doomed.hosts.run(1, ["kill", "-9", raylet], check=True)
+    wait_until(lambda: not sleepers(doomed, 1), 30, "the start command on the host is dead")
+    waited = doomed.raycontrol(0, "wait", job, timeout_s=NOTICED_S)
+    info = doomed.json(0, "get", job)
+    assert (waited.returncode, info["reason"]) == (125, "INSTANCE_LOST")
+    assert [item["node"] for item in info["instances"] if item["state"] == "LOST"] == [doomed.hosts.name(1)]
+
+
+def lines(cluster: Cluster, job: str, count: int) -> list[str]:
+    """The lines that the archive holds of the job, once there are so many."""
+    found = sorted(cluster.raycontrol(0, "logs", job).stdout.splitlines())
+    return found if len(found) == count else []
+
+
+def sleepers(cluster: Cluster, i: int) -> list[str]:
+    return cluster.hosts.run(i, ["pgrep", "-x", "sleep"]).stdout.split()
