@@ -72,6 +72,8 @@ class Client:
         for warning in backends.plan_of(spec).warnings:
             tell(f"warning: {warning}")
         package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
+        if self._embedded and self._session is None:
+            tell("no Ray cluster found: starting one in this process for this run")
         session = self._connected()
         doubts = session.doubts(spec)
         if doubts is not None:

@@ -111,7 +111,9 @@ class Signals:
             raise KeyboardInterrupt
         if number != signal.SIGHUP and not self._interrupted:
             self._interrupted = True
-            self._out.note("interrupted: the job will be stopped once it is submitted; Ctrl-C again leaves")
+            self._out.note_from_signal(
+                "interrupted: the job will be stopped once it is submitted; Ctrl-C again leaves"
+            )
 
 
 class Follower:

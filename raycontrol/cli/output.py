@@ -68,6 +68,15 @@ class Output:
             self._stderr.write(f"{text}\n")
             self._stderr.flush()
 
+    def note_from_signal(self, text: str) -> None:
+        """Tell the person something from a signal handler, which may have come upon any lock in this thread's hands."""
+        try:
+            os.write(self._stderr.fileno(), f"{text}\n".encode())
+        except io.UnsupportedOperation:  # a stream in memory
+            self._stderr.write(f"{text}\n")
+        except (OSError, ValueError):
+            pass  # as in ``note``
+
     def state(self, state: str) -> str:
         """Return the word of a state for stderr, coloured if stderr is a terminal that may be coloured."""
         if state not in COLOURS or not self._stderr.isatty() or not _colours_wanted():

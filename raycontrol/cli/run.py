@@ -123,8 +123,6 @@ def _run(services: Services, spec: JobSpec, address: str | None, as_json: bool) 
 
     out = services.out
     found = services.find_address(address)
-    if found is None:
-        out.note("no Ray cluster found: starting one in this process for this run")
     inbox = new_inbox()
     with services.client(found, embedded=found is None) as client, Signals(inbox, out) as signals:
         try:

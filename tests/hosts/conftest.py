@@ -96,9 +96,10 @@ def cluster(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test on the shared cluster, everything that its jobs made is gone."""
-    if "cluster" not in request.fixturenames:
+    """After a test on a cluster that outlives it, everything that its jobs made is gone."""
+    lasting = {"cluster", "fresh"}.intersection(request.fixturenames)
+    if not lasting:
         yield
         return
-    with watch(request.getfixturevalue("cluster")):
+    with watch(request.getfixturevalue(lasting.pop())):
         yield

@@ -11,6 +11,7 @@ import pytest
 from tests.hosts import jobs
 from tests.hosts.conftest import Cluster
 from tests.hosts.jobs import PROGRAMS, Ran
+from tests.hosts.network import ip
 from tests.support import wait_until
 
 FAILING_HOST = 2
@@ -61,6 +62,40 @@ def test_the_verdict_names_the_rank_that_torchrun_names(cluster: Cluster) -> Non
     notes = {one["name"]: one["note"] for one in ran.info["instances"]}
     stopped = "stopped: worker-1 failed"
     assert notes == {"master-0": stopped, "worker-0": stopped, "worker-1": None}
+
+
+@pytest.fixture
+def busy_head(cluster: Cluster) -> Iterator[None]:
+    """A job holds the head's GPUs, so that those who want as many run on the other two hosts."""
+    job_id = cluster.raycontrol(0, "submit", "--gpu", "4", "--", "sleep 600", check=True).stdout.strip()
+    wait_until(lambda: job(cluster, job_id)["state"] == "RUNNING", 60, "the job holds the GPUs")
+    assert job(cluster, job_id)["instances"][0]["node"] == cluster.hosts.name(0)
+    yield
+    cluster.raycontrol(0, "stop", "--force", job_id, check=True)
+    assert cluster.raycontrol(0, "wait", job_id).returncode == 130
+
+
+@pytest.fixture
+def broken_route(cluster: Cluster) -> Iterator[None]:
+    """From host 2 there is no way to host 1. Both reach the head, so that Ray sees nothing of it."""
+    route = ["unreachable", f"{cluster.hosts.ip(1)}/32"]
+    ip("-n", cluster.hosts.name(2), "route", "add", *route)
+    yield
+    ip("-n", cluster.hosts.name(2), "route", "del", *route)
+
+
+def test_hosts_that_cannot_reach_each_other_are_named_before_anything_starts(
+    cluster: Cluster, busy_head: None, broken_route: None
+) -> None:
+    ran = jobs.run(cluster, 0, "--nodes", "2", "--gpu", "4", "--", "echo never")
+    assert (ran.info["state"], ran.info["reason"], ran.status) == ("FAILED", "STAGE_FAILED", 125)
+    source, target = (f"{cluster.hosts.name(i)} ({cluster.hosts.ip(i)})" for i in (2, 1))
+    verdict = ran.info["verdict"]
+    assert verdict["instance"] == "worker-0"
+    assert verdict["summary"].startswith(f"worker-0: worker-0 on {source} cannot connect to master-0 at")
+    assert f"{cluster.hosts.ip(1)}:" in verdict["summary"] and target.startswith(cluster.hosts.name(1))
+    assert "No route to host" in verdict["summary"]
+    assert "never" not in ran.lines("master-0")
 
 
 @pytest.fixture

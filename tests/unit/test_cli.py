@@ -426,13 +426,12 @@ def test_run_as_json_prints_one_document_and_its_logs_beside_it() -> None:
     assert "worker-0 | step 1\n" in shell.stderr
 
 
-def test_a_run_without_a_cluster_starts_one_and_says_so() -> None:
+def test_a_run_without_a_cluster_starts_one() -> None:
     client = FakeClient(next_job=finished("digits-ab12cd"))
     shell = Shell(client, address=None)
     assert shell("run", "--", "true") == 0
     assert client.calls[0] == ("client", (None, True))
     assert client.calls[-1] == ("close", None)
-    assert shell.stderr.startswith("no Ray cluster found: starting one in this process for this run\n")
 
 
 def test_a_cluster_that_goes_away_during_a_run_is_125_and_says_how_to_look_later() -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from raycontrol.archive import Archive
 from raycontrol.client import Client, JobHandle
-from raycontrol.errors import WaitTimeout
+from raycontrol.errors import PackageError, WaitTimeout
 from raycontrol.packages import pack
 from raycontrol.settings import Settings
+from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, Reason
 from tests.fake_client import job_info
 
@@ -184,3 +185,12 @@ def test_a_working_directory_is_uploaded_from_within_an_event_loop(tmp_path: Pat
 
     asyncio.run(program())
     archive.close()
+
+
+def test_no_ray_is_started_for_a_working_directory_that_is_not_there(tmp_path: Path) -> None:
+    told: list[str] = []
+    spec = JobSpec(command="true", working_dir=str(tmp_path / "nowhere"))
+    client = Client(embedded=True, settings=Settings(home=str(tmp_path)))
+    with client, pytest.raises(PackageError, match="nowhere"):
+        client.submit(spec, progress=told.append)
+    assert told == []
