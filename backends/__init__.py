@@ -18,9 +18,17 @@ from typing import Any
 
 from raycontrol.errors import PlanError
 from raycontrol.plan import Brief, Cause, Facts, Plan
-from raycontrol.spec import JobSpec, Member, Mode, members
+from raycontrol.spec import JobSpec, Member, Mode, members, serves_ssh
 
-_MODULES = {Mode.DDP: "raycontrol.backends.ddp_mode"}
+_MODULES = {
+    Mode.DDP: "raycontrol.backends.ddp_mode",
+    Mode.MPI: "raycontrol.backends.mpi_mode",
+    Mode.HOROVOD: "raycontrol.backends.horovod_mode",
+}
+
+
+LEFT_OUT = ("RAYCONTROL_ATTEMPT_ID", "CUDA_VISIBLE_DEVICES")
+"""What ``local_environment`` leaves out beside paths."""
 
 
 def make_plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
@@ -45,28 +53,32 @@ def plan_of(spec: JobSpec, facts: tuple[Facts, ...] | None = None) -> Plan:
     """Return the plan of a job that has not been submitted; without ``facts`` addresses and ports are symbolic."""
     name = spec.name or "<job name>"
     brief = Brief(job_id="<job id>", job_name=name, attempt=0, attempt_id="<attempt id>")
-    return make_plan(spec, brief, facts or tuple(_symbolic(spec.mode, member) for member in members(spec)))
+    return make_plan(spec, brief, facts or tuple(_symbolic(spec, member) for member in members(spec)))
 
 
 def local_environment(mode: Mode) -> dict[str, str]:
     """Return the environment contract as one process on this machine would see it, for trying a script by hand.
 
-    Left out are the mark by which processes of a job are found and killed, and the limit on visible GPUs.
+    Left out are the mark by which processes of a job are found and killed, the limit on visible GPUs, and paths to what
+    only a job has (hostfiles, agents).
     """
     spec = JobSpec(mode=mode, command="true", name="local", nodes=1)
     facts = Facts(
         instance=members(spec)[0].name,
         ip="127.0.0.1",
         node_name="localhost",
-        ports={"master": "29500", "probe": "0"},
+        ports={"master": "29500", "probe": "0", "ssh": "0"},
         interface="lo",
         code_dir=".",
         output_dir="./outputs",
     )
     brief = Brief(job_id="local", job_name="local", attempt=0, attempt_id="local.0")
     environment = make_plan(spec, brief, (facts,)).environment[facts.instance]
-    left_out = ("RAYCONTROL_ATTEMPT_ID", "CUDA_VISIBLE_DEVICES")
-    return {name: value for name, value in environment.items() if value is not None and name not in left_out}
+    return {
+        name: value
+        for name, value in environment.items()
+        if value is not None and name not in LEFT_OUT and not value.startswith("/")
+    }
 
 
 def _backend(mode: Mode) -> Any:
@@ -75,8 +87,8 @@ def _backend(mode: Mode) -> Any:
     return import_module(_MODULES[mode])
 
 
-def _symbolic(mode: Mode, member: Member) -> Facts:
-    purposes = ("probe", *leases(mode, member))
+def _symbolic(spec: JobSpec, member: Member) -> Facts:
+    purposes = ("probe", *leases(spec.mode, member), *(("ssh",) if serves_ssh(spec) else ()))
     gpus = int(member.resources.gpu) or (1 if member.resources.gpu > 0 else 0)
     return Facts(
         instance=member.name,
@@ -85,6 +97,12 @@ def _symbolic(mode: Mode, member: Member) -> Facts:
         ports={purpose: f"<{purpose} port of {member.name}>" for purpose in purposes},
         gpus=tuple(f"<gpu {number} of {member.name}>" for number in range(gpus)),
         interface=f"<interface of {member.name}>",
+        network=f"<network of {member.name}>",
         code_dir="<code dir>",
         output_dir=f"<output dir of {member.name}>",
+        private_dir=f"<private dir of {member.name}>",
+        python="<python>",
+        package_dir="<raycontrol>",
+        login_key=f"<login key of {member.name}>",
+        host_key=f"<host key of {member.name}>",
     )

@@ -6,12 +6,18 @@ The names ``NODE_LIST`` … ``MASTER_PORT`` are those of Tencent TI-ONE's task-b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from raycontrol.plan import Brief, Facts
+from raycontrol.plan import Alive, Brief, Facts, PlannedRun, Stage
 from raycontrol.spec import JobSpec, Member, members
 
 Environment = dict[str, str | None]
+Files = dict[str, dict[str, str]]
+"""Texts of every instance, by path below its private folder."""
+
+START_LIMIT_S = 60.0
+GPU_NAMES = re.compile(r"\$\{?GPU_NUM(_PER_NODE)?\b")
 
 
 def environments(
@@ -80,3 +86,37 @@ def _reserved(member: Member, fact: Facts) -> Environment:
         "RAYCONTROL_CODE_DIR": fact.code_dir,
         "RAYCONTROL_OUTPUT_DIR": fact.output_dir,
     }
+
+
+# The parts of a plan that modes share.
+
+
+def start(runs: Mapping[str, PlannedRun]) -> Stage:
+    """Return the last stage: the start command of these instances runs."""
+    return Stage(
+        name="start",
+        says=f"start command running on {len(runs)} instance{'s' if len(runs) > 1 else ''}",
+        limit_s=START_LIMIT_S,
+        runs={name: (run,) for name, run in runs.items()},
+        until=tuple(Alive(name, run.name) for name, run in runs.items()),
+    )
+
+
+def merged(*parts: Files) -> Files:
+    """Return the files of all parts together."""
+    names = {name: None for part in parts for name in part}
+    return {
+        name: {path: text for part in parts for path, text in part.get(name, {}).items()} for name in names
+    }
+
+
+def warnings(gang: Sequence[Member]) -> list[str]:
+    """Say where a start command counts on GPUs that its instance does not have."""
+    for member in gang:
+        words = member.command if isinstance(member.command, str) else " ".join(member.command)
+        if member.resources.gpu == 0 and GPU_NAMES.search(words):
+            return [
+                f"{member.name} has no GPU, so GPU_NUM and GPU_NUM_PER_NODE are 0 in its command; "
+                "use $RAYCONTROL_SLOTS (processes of this instance) or $RAYCONTROL_NP (of all), and `slots` to set them"
+            ]
+    return []

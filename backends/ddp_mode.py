@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from raycontrol.backends.contract import environments
-from raycontrol.plan import Alive, Brief, Cause, Facts, Plan, PlannedRun, Stage, TcpReachable
+from raycontrol.backends import ssh
+from raycontrol.backends.contract import environments, start, warnings
+from raycontrol.plan import Brief, Cause, Facts, Plan, PlannedRun, Stage, TcpReachable
 from raycontrol.spec import JobSpec, Member, members
 
 NETWORK_LIMIT_S = 30.0
-START_LIMIT_S = 60.0
-GPU_NAMES = re.compile(r"\$\{?GPU_NUM(_PER_NODE)?\b")
 
 
 def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
@@ -26,10 +25,14 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     return Plan(
         mode=spec.mode,
         environment=environments(spec, brief, facts, own),
-        files={},
-        stages=(*_prove_network(facts), _start(spec, gang)),
+        files=ssh.files(gang, facts) if spec.ssh else {},
+        stages=(
+            *_prove_network(facts),
+            *(ssh.stages(gang) if spec.ssh else ()),
+            start({member.name: _run(spec, member) for member in gang}),
+        ),
         deciders=frozenset(member.name for member in gang),
-        warnings=tuple(_warnings(gang)),
+        warnings=tuple(warnings(gang)),
     )
 
 
@@ -78,25 +81,5 @@ def _prove_network(facts: Sequence[Facts]) -> tuple[Stage, ...]:
     )
 
 
-def _start(spec: JobSpec, gang: Sequence[Member]) -> Stage:
-    return Stage(
-        name="start",
-        says=f"start command running on {len(gang)} instance{'s' if len(gang) > 1 else ''}",
-        limit_s=START_LIMIT_S,
-        runs={
-            member.name: (PlannedRun("start", member.command, pipefail=spec.pipefail, cwd=spec.cwd),)
-            for member in gang
-        },
-        until=tuple(Alive(member.name, "start") for member in gang),
-    )
-
-
-def _warnings(gang: Sequence[Member]) -> list[str]:
-    for member in gang:
-        words = member.command if isinstance(member.command, str) else " ".join(member.command)
-        if member.resources.gpu == 0 and GPU_NAMES.search(words):
-            return [
-                f"{member.name} has no GPU, so GPU_NUM and GPU_NUM_PER_NODE are 0 in its command; "
-                "use $RAYCONTROL_SLOTS (processes of this instance) or $RAYCONTROL_NP (of all), and `slots` to set them"
-            ]
-    return []
+def _run(spec: JobSpec, member: Member) -> PlannedRun:
+    return PlannedRun("start", member.command, pipefail=spec.pipefail, cwd=spec.cwd)

@@ -16,6 +16,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
+from raycontrol.gate import Outcome
 from raycontrol.instance import Identity, Instance
 from raycontrol.node import Node
 from raycontrol.settings import Settings
@@ -120,6 +121,18 @@ class RayLinks:
     async def lease_port(self, purpose: str) -> int:
         node = node_actor_name(self._node_id)
         return int(await self._call(node, "lease_port", self._seed.attempt_id, purpose))
+
+    async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
+        found: Outcome | None = await self._call(self._peer(launcher), "join", instance, call, timeout_s)
+        return found
+
+    async def leave(self, launcher: str, instance: str) -> None:
+        await self._call(self._peer(launcher), "leave", instance)
+
+    def _peer(self, instance: str) -> str:
+        """Return the name of another instance's actor: this one's, but for the end."""
+        own = ray.get_runtime_context().get_actor_name() or ""
+        return own.removesuffix(self._seed.instance) + instance
 
     async def _call(self, actor: str, method: str, *arguments: Any) -> Any:
         """Call a method; an actor that is dead for good is looked up anew next time: another may have its name."""

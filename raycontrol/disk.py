@@ -99,6 +99,17 @@ def private_folder(folder: Path) -> None:
     folder.chmod(0o700)
 
 
+def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put a file in place whole, readable by its owner alone from the first byte on; its folder is made if need be."""
+    private_folder(path.parent)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    fresh.replace(path)
+
+
 def remove_tree(root: Path) -> None:
     """Remove a folder: first out of sight in one step, so that nobody finds half of it."""
     hidden = hide(root)

@@ -91,6 +91,19 @@ class InstanceNoted:
 
 
 @dataclass(frozen=True)
+class WorldBroken:
+    """A part of an MPI world (a daemon, its ssh connection) ended abnormally on the instance.
+
+    mpirun may exit 0 all the same, so that such an attempt has failed whatever the start command says.
+    """
+
+    at: float
+    attempt_id: str
+    instance: str
+    message: str
+
+
+@dataclass(frozen=True)
 class RunsGone:
     """No process of the instance is left; what it wrote is on its way to the archive."""
 
@@ -140,7 +153,14 @@ class TimePassed:
 
 
 Report = (
-    InstancePrepared | InstanceFailed | StagePassed | RunExited | InstanceNoted | RunsGone | InstanceClosed
+    InstancePrepared
+    | InstanceFailed
+    | StagePassed
+    | RunExited
+    | InstanceNoted
+    | WorldBroken
+    | RunsGone
+    | InstanceClosed
 )
 """What instances report."""
 JobEvent = (

@@ -6,16 +6,18 @@ A plain class with a small protocol to the rest of the cluster; ``cluster`` make
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from raycontrol import backends, nodefacts, process
+from raycontrol.disk import private_folder, write_private
 from raycontrol.errors import RaycontrolError
 from raycontrol.events import (
     InstanceClosed,
@@ -26,12 +28,26 @@ from raycontrol.events import (
     RunExited,
     RunsGone,
     StagePassed,
+    WorldBroken,
 )
+from raycontrol.gate import Outcome
+from raycontrol.gatekeeper import Gatekeeper
 from raycontrol.job import Ended
 from raycontrol.logs import tail
-from raycontrol.plan import Alive, Facts, Orders, PlannedRun, TcpReachable, Until
+from raycontrol.plan import (
+    Alive,
+    Facts,
+    Orders,
+    PlannedRun,
+    ServesSsh,
+    SshAnswers,
+    TcpReachable,
+    Until,
+    shell_argv,
+)
 from raycontrol.shipping import Shipper, ship_outputs
 from raycontrol.spec import Mode
+from raycontrol.sshd import Endpoint, make_keys
 from raycontrol.status import Reason
 
 log = logging.getLogger(__name__)
@@ -45,6 +61,10 @@ OUTPUTS_LIMIT_S = 840.0
 VERDICT_LINES = 20
 EXPLAIN_LINES = 400
 MAX_TOLD = 5
+PROOFS_AT_ONCE = 16
+BIN = "bin/"
+ENVIRONMENT_FILE = "environment"
+"""Where stand-ins find what this instance's runs were given: ``NAME=value`` and a zero byte each."""
 
 T = TypeVar("T")
 
@@ -71,6 +91,7 @@ class Preparation:
 
     package: str | None
     leases: tuple[str, ...]
+    ssh: bool = False
 
 
 class Links(Protocol):
@@ -93,6 +114,12 @@ class Links(Protocol):
     async def lease_port(self, purpose: str) -> int:
         """Return the port of this node that is leased to this attempt for the purpose."""
 
+    async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
+        """``Instance.join`` of the launcher's instance."""
+
+    async def leave(self, launcher: str, instance: str) -> None:
+        """``Instance.leave`` of the launcher's instance."""
+
 
 class Instance:
     """Carries out orders and reports. All methods but ``watch`` return at once; their outcome is a report. Each may be called again."""
@@ -110,6 +137,13 @@ class Instance:
         self._stopping = False
         self._collecting: asyncio.Future[None] | None = None
         self._closed: InstanceClosed | None = None
+        self._endpoint: Endpoint | None = None
+        self._gatekeeper: Gatekeeper | None = None
+        self._equipped: asyncio.Future[None] | None = None
+        self._job_environment: dict[str, str] = {}
+        self._numbers = itertools.count()
+        self._proving = asyncio.Semaphore(PROOFS_AT_ONCE)
+        self._grace_s = 0.0
         self._unsent: list[Report] = []
         self._news = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -140,12 +174,25 @@ class Instance:
         if self._closed is not None:
             self._report(self._closed)
             return
+        self._grace_s = grace_s
         for running in self._processes.values():
             self._start(running.stop(grace_s, why))
+        if self._endpoint is not None:
+            # Ranks that a launcher elsewhere started end with it; what outlives its grace is killed.
+            self._start(self._endpoint.drain(grace_s, why))
         if grace_s == 0 and self._collecting is not None:
             self._collecting.cancel()  # what is left of the outputs is given up for a forced stop
         self._stopping = True
         self._once("close", self._close)
+
+    async def join(self, instance: str, call: int, timeout_s: float) -> Outcome | None:
+        """As ``gatekeeper.Launcher``; other instances call it on the launcher."""
+        return None if self._gatekeeper is None else await self._gatekeeper.join(instance, call, timeout_s)
+
+    async def leave(self, instance: str) -> None:
+        """As ``gatekeeper.Launcher``."""
+        if self._gatekeeper is not None:
+            await self._gatekeeper.leave(instance)
 
     # Preparing.
 
@@ -162,28 +209,43 @@ class Instance:
 
     async def _collect(self, order: Preparation) -> Facts:
         me = self._identity
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         self._outputs.mkdir(parents=True, exist_ok=True)
         self._probe = self._probe or await asyncio.start_server(_hang_up, me.ip, 0)
         ports = {"probe": str(self._probe.sockets[0].getsockname()[1])}
         for purpose in order.leases:
             ports[purpose] = str(await self._links.lease_port(purpose))
-        return Facts(
+        facts = Facts(
             instance=me.instance,
             ip=me.ip,
             node_name=me.node_name,
             ports=ports,
             gpus=me.gpus,
             interface=nodefacts.interface_of(me.ip),
+            network=nodefacts.network_of(me.ip),
             code_dir=await self._links.code_dir(order.package),
             output_dir=str(self._outputs),
+            private_dir=str(self._folder),
+            python=sys.executable,
+            package_dir=str(Path(__file__).parent),
+            root=os.geteuid() == 0,
         )
+        return await self._open_ssh(facts) if order.ssh else facts
+
+    async def _open_ssh(self, facts: Facts) -> Facts:
+        """Listen for ssh, with fresh keys; nobody is let in before the keys of the others are known."""
+        keys = await asyncio.to_thread(make_keys, self._ssh)
+        self._endpoint = Endpoint(self._ssh, self._start_session, self._world_broken)
+        port = await self._endpoint.open(self._identity.ip)
+        ports = {**facts.ports, "ssh": str(port)}
+        return replace(facts, ports=ports, login_key=keys.login, host_key=keys.host)
 
     # Stages.
 
     async def _carry_out(self, orders: Orders) -> None:
         deadline = time.monotonic() + orders.limit_s
         try:
+            await self._equip(orders)
             for run in orders.runs:
                 await self._start_run(run, orders)
             await asyncio.gather(*(self._fulfil(condition, deadline) for condition in orders.until))
@@ -194,6 +256,29 @@ class Instance:
             self._passed = orders.stage
             self._report(self._stage_passed(orders.stage))
 
+    async def _equip(self, orders: Orders) -> None:
+        """Put the plan's files in place and settle the environment of every run; once."""
+        if self._equipped is None:
+            self._equipped = self._start(self._write_equipment(orders))
+        await asyncio.shield(self._equipped)
+
+    async def _write_equipment(self, orders: Orders) -> None:
+        self._job_environment = self._environment(orders)
+        if not orders.files:
+            return
+        environment = "".join(f"{name}={value}\0" for name, value in self._job_environment.items())
+        await asyncio.to_thread(self._write_files, {**orders.files, ENVIRONMENT_FILE: environment})
+        if orders.meeting:
+            launcher = LinkToLauncher(self._links, orders.meeting[0])
+            self._gatekeeper = Gatekeeper(self._folder, self._identity.instance, orders.meeting, launcher)
+            await self._gatekeeper.open()
+
+    def _write_files(self, files: Mapping[str, str]) -> None:
+        for path, text in files.items():
+            program = path.startswith(BIN)
+            data = text.encode("utf-8", "surrogateescape")
+            write_private(self._folder / path, data, 0o700 if program else 0o600)
+
     async def _start_run(self, run: PlannedRun, orders: Orders) -> None:
         """Start a run. A stop does not break a launch off half-way: it waits for it, and ends what was launched."""
         if run.name in self._processes or self._stopping:
@@ -203,15 +288,12 @@ class Instance:
         await asyncio.shield(launch)
 
     async def _launch(self, run: PlannedRun, orders: Orders) -> None:
-        facts = self._facts
-        assert facts is not None, "stages follow preparation"
-        environment = self._environment(orders)
         started = await process.start(
             process.Run(
                 name=run.name,
-                argv=process.shell_argv(run.command, run.pipefail),
-                env=environment,
-                cwd=str(Path(facts.code_dir) / Path(run.cwd or ".").expanduser()),
+                argv=shell_argv(run.command, run.pipefail),
+                env=self._job_environment,
+                cwd=self._cwd(run.cwd),
                 folder=str(self._folder / run.name),
                 mark=self._identity.attempt_id,
             )
@@ -220,19 +302,33 @@ class Instance:
         self._shipper = self._shipper or self._ship(self._log(run.name))
         self._exits.append(self._start(self._await_exit(run.name, started)))
         if self._stopping:  # a stop that came while the run was being started has not seen it
-            self._start(started.stop(0, "stopped while starting"))
+            self._start(started.stop(self._grace_s, "stopped while starting"))
+
+    def _cwd(self, cwd: str | None) -> str:
+        assert self._facts is not None, "stages follow preparation"
+        return str(Path(self._facts.code_dir) / Path(cwd or ".").expanduser())
 
     def _environment(self, orders: Orders) -> dict[str, str]:
+        """Return the node's environment with the job's on top; stand-ins come first on PATH, whoever set it."""
         base = nodefacts.raylet_environment(self._identity.raylet_pid)
         base["PATH"] = nodefacts.search_path(base, str(Path(sys.executable).parent))
         changed = {name for name, value in orders.environment.items() if value is None}
         added = {name: value for name, value in orders.environment.items() if value is not None}
-        return {name: value for name, value in base.items() if name not in changed} | added
+        environment = {name: value for name, value in base.items() if name not in changed} | added
+        if any(path.startswith(BIN) for path in orders.files):
+            environment["PATH"] = os.pathsep.join(
+                filter(None, [str(self._folder / BIN.rstrip("/")), environment.get("PATH")])
+            )
+        return environment
 
     async def _fulfil(self, condition: Until, deadline: float) -> None:
         match condition:
             case TcpReachable():
                 await self._reach(condition, deadline)
+            case ServesSsh():
+                self._serve_ssh()
+            case SshAnswers(target=target):
+                await self._prove_ssh(target, deadline)
             case Alive():
                 pass  # a run that could not be started has already reported its exit
 
@@ -257,6 +353,68 @@ class Instance:
             "check firewalls and routes between the two nodes"
         )
 
+    # Ssh.
+
+    def _serve_ssh(self) -> None:
+        assert self._endpoint is not None, "an endpoint is opened in preparation"
+        keys = (self._ssh / "authorized_keys").read_text().splitlines()
+        self._endpoint.serve(keys, self._cwd(None))
+
+    async def _start_session(
+        self, command: str, environment: Mapping[str, str], stdio: tuple[int, int, int]
+    ) -> process.Process:
+        """Run a command that came in through ssh, as this instance's own."""
+        number = next(self._numbers)
+        return await process.start(
+            process.Run(
+                name=f"ssh-{number}",
+                argv=("bash", "-c", command),
+                env={**self._job_environment, **environment},
+                cwd=self._cwd(None),
+                folder=str(self._folder / "sessions" / str(number)),
+                mark=self._identity.attempt_id,
+                stdio=stdio,
+            )
+        )
+
+    async def _prove_ssh(self, target: str, deadline: float) -> None:
+        """Run `ssh TARGET true` until it answers, or until the deadline; then say what ssh says."""
+        async with self._proving:
+            while True:
+                number = next(self._numbers)
+                folder = self._folder / "proofs" / str(number)
+                proof = await process.start(
+                    process.Run(
+                        name=f"prove-ssh-{number}",
+                        argv=(str(self._folder / BIN / "ssh"), "-n", target, "true"),
+                        env=self._job_environment,
+                        cwd="/",
+                        folder=str(folder),
+                        mark=self._identity.attempt_id,
+                    )
+                )
+                exit_ = await self._ended_by(proof, deadline)
+                if exit_.code == 0:
+                    return
+                if time.monotonic() > deadline:
+                    said = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
+                    me = self._identity
+                    raise UnreachableError(
+                        f"{me.instance} on {me.node_name} ({me.ip}) cannot run a command on {target} through ssh: "
+                        f"{said or exit_.error or 'no answer'}. Check firewalls and routes between the two nodes"
+                    )
+                await asyncio.sleep(RETRY_S)
+
+    async def _ended_by(self, running: process.Process, deadline: float) -> process.Exit:
+        try:
+            return await asyncio.wait_for(running.gone(), max(RETRY_S, deadline - time.monotonic()))
+        finally:
+            await asyncio.shield(self._start(running.kill("the proof is over")))
+
+    def _world_broken(self, message: str) -> None:
+        me = self._identity
+        self._report(WorldBroken(time.time(), me.attempt_id, me.instance, _storable(message)))
+
     # Runs.
 
     async def _await_exit(self, name: str, running: process.Process) -> None:
@@ -278,6 +436,8 @@ class Instance:
             last_lines=tuple(lines[-VERDICT_LINES:]) if exit_.code != 0 else (),
         )
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
+        if self._gatekeeper is not None:
+            self._start(self._gatekeeper.start_command_ended())
 
     def _ship(self, path: Path) -> Shipper:
         shipper = Shipper(
@@ -298,6 +458,11 @@ class Instance:
         if self._probe is not None:
             self._probe.close()
         await asyncio.gather(*(running.gone() for running in self._processes.values()))
+        if self._endpoint is not None:
+            await self._endpoint.drain(self._grace_s, "the job has ended")
+            await self._endpoint.close()
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
         await asyncio.gather(*self._exits, return_exceptions=True)  # closed is the last word
         me = self._identity
         self._report(RunsGone(time.time(), me.attempt_id, me.instance))
@@ -361,6 +526,10 @@ class Instance:
         return Path(me.scratch) / "jobs" / me.job_id / "runs" / me.attempt_id / me.instance
 
     @property
+    def _ssh(self) -> Path:
+        return self._folder / "ssh"
+
+    @property
     def _outputs(self) -> Path:
         me = self._identity
         return Path(me.scratch) / "jobs" / me.job_id / "outputs" / me.instance
@@ -381,6 +550,20 @@ class Instance:
         task.add_done_callback(self._loose.discard)
         task.add_done_callback(_log_failure)
         return task
+
+
+@dataclass(frozen=True)
+class LinkToLauncher:
+    """``gatekeeper.Launcher`` over an instance's links."""
+
+    links: Links
+    launcher: str
+
+    async def join(self, instance: str, call: int, timeout_s: float) -> Outcome | None:
+        return await self.links.join(self.launcher, instance, call, timeout_s)
+
+    async def leave(self, instance: str) -> None:
+        await self.links.leave(self.launcher, instance)
 
 
 class UnreachableError(RaycontrolError):

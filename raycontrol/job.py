@@ -31,6 +31,15 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Broken:
+    """The first part of an MPI world that ended abnormally, and on which instance."""
+
+    at: float
+    instance: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Instance:
     """One instance of the current attempt, as the controller knows it.
 
@@ -60,7 +69,7 @@ class Job:
 
     ``attempt`` counts tries as a user sees them; ``reservation`` counts placements, so that the names made from it
     (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
-    ``failed_at`` when the verdict's first cause happened.
+    ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot succeed any more.
     """
 
     id: str
@@ -80,6 +89,7 @@ class Job:
     forced: bool = False
     verdict: Verdict | None = None
     failed_at: float | None = None
+    broken: Broken | None = None
     pending: str | None = None
     started_at: float | None = None
     ended_at: float | None = None

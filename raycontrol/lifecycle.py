@@ -44,8 +44,9 @@ from raycontrol.events import (
     StopRequested,
     TimePassed,
     WatchInstance,
+    WorldBroken,
 )
-from raycontrol.job import Ended, Instance, Job, plan_of
+from raycontrol.job import Broken, Ended, Instance, Job, plan_of
 from raycontrol.spec import members
 from raycontrol.status import InstanceState, JobState, Note, Reason, Verdict
 
@@ -59,6 +60,9 @@ STOP_SLACK_S = 30.0
 """How long after the grace instances have to end before they are killed, and again before they count as lost."""
 SHIPPING_S = 900.0
 """How long after the grace instances have to ship logs and outputs once no process of theirs is left."""
+
+BROKEN_S = 10.0
+"""How long an MPI launcher has to end by itself, with a code that says more, once a part of its world has broken."""
 
 FINAL_STATE = {
     Reason.COMPLETED: JobState.SUCCEEDED,
@@ -140,7 +144,8 @@ def deadline(job: Job) -> float | None:
         case JobState.STARTING:
             return job.since + plan_of(job).stages[job.stage].limit_s + STAGE_SLACK_S
         case JobState.RUNNING:
-            return None if limits.run_s is None else job.since + limits.run_s
+            ends = [] if limits.run_s is None else [job.since + limits.run_s]
+            return min([*ends, job.broken.at + BROKEN_S] if job.broken else ends, default=None)
         case JobState.STOPPING:
             if all(item.closed for item in job.instances):
                 return None
@@ -223,10 +228,23 @@ def _exited(job: Job, event: RunExited) -> Change:
         return _blame_earlier(recorded, instance, ended), told
     if ended.ok:
         return recorded, told
-    stopped, message = _stop(
-        recorded, event.at, verdicts.failure(instance, ended), because=f"{event.instance} failed"
-    )
+    verdict = verdicts.failure(instance, ended, job.broken)
+    stopped, message = _stop(recorded, event.at, verdict, because=f"{event.instance} failed")
     return replace(stopped, failed_at=ended.at), message
+
+
+def _world_broken(job: Job, event: WorldBroken) -> Change:
+    """Keep the first; a job that was about to succeed has failed, a running one waits for its launcher's own word."""
+    known = job.broken is not None and job.broken.at <= event.at
+    if known or job.state not in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
+        return None
+    broken = Broken(event.at, event.instance, event.message)
+    told = f"{event.instance}: {event.message}"
+    if job.state is not JobState.STOPPING:
+        return replace(job, broken=broken), told
+    if job.after is not JobState.SUCCEEDED:
+        return None
+    return _fail_late(replace(job, broken=broken), verdicts.broken_world(broken)), told
 
 
 def _noted(job: Job, event: InstanceNoted) -> Change:
@@ -268,7 +286,8 @@ def _released(job: Job, event: NodesReleased) -> Change:
         return None
     if job.after is JobState.QUEUED:
         queued = _enter(job, JobState.QUEUED, Reason.WAITING, event.at)
-        return replace(queued, after=None, instances=(), forced=False), "back in the queue"
+        queued = replace(queued, after=None, instances=(), forced=False, broken=None)
+        return queued, "back in the queue"
     ended = _enter(job, job.after, job.reason, event.at)
     summary = job.verdict.summary if job.verdict else "every start command exited 0"
     return replace(ended, ended_at=event.at, after=None, pending=None), summary
@@ -298,6 +317,9 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
             return _give_up(job), "instances that do not answer are given up as lost"
+        case JobState.RUNNING if job.broken is not None:
+            verdict = verdicts.broken_world(job.broken)
+            return _stop(job, event.at, verdict, because=f"{job.broken.instance}: {job.broken.message}")
         case _:
             verdict = verdicts.timeout(job)
             return _stop(job, event.at, verdict, because=verdict.summary)
@@ -312,6 +334,7 @@ _DECIDERS: dict[type, Callable[..., Change]] = {
     InstanceFailed: _failed,
     StagePassed: _passed,
     RunExited: _exited,
+    WorldBroken: _world_broken,
     InstanceNoted: _noted,
     RunsGone: _runs_gone,
     InstanceClosed: _closed,
@@ -331,6 +354,9 @@ def _settle(job: Job, at: float) -> Change:
             return _begin(job, at)
         case JobState.STARTING if all(item.passed >= job.stage for item in job.instances):
             return _next_stage(job, at)
+        case JobState.RUNNING if job.broken is not None and _decided(job):
+            verdict = verdicts.broken_world(job.broken)
+            return _stop(job, at, verdict, because=f"{job.broken.instance}: {job.broken.message}")
         case JobState.RUNNING if _decided(job):
             return _enter(replace(job, after=JobState.SUCCEEDED), JobState.STOPPING, Reason.COMPLETED, at), (
                 "every start command that decides exited 0"
@@ -400,6 +426,11 @@ def _stop(job: Job, at: float, verdict: Verdict, because: str) -> tuple[Job, str
     )
     stopping = _enter(replace(job, instances=instances), JobState.STOPPING, verdict.reason, at)
     return replace(stopping, after=final, verdict=verdict, pending=None), f"stopping: {verdict.summary}"
+
+
+def _fail_late(job: Job, verdict: Verdict) -> Job:
+    """Let a job fail that is ending as a success: it has not ended yet."""
+    return replace(job, after=JobState.FAILED, reason=verdict.reason, verdict=verdict)
 
 
 def _requeue(job: Job, at: float, why: str) -> tuple[Job, str]:

@@ -49,6 +49,7 @@ class Node:
     ) -> None:
         self._scratch = Path(scratch)
         self._jobs = self._scratch / "jobs"
+        self._shared = self._scratch.parent / "code"
         private_folder(self._scratch)
         private_folder(self._jobs)
         self._cache = PackageCache(self._scratch / "packages")
@@ -70,7 +71,7 @@ class Node:
         Raises AlreadyReleased when the job has ended here, also if it ended meanwhile.
         """
         self._refuse_released("job", job_id)
-        target = self._jobs / job_id / "code"
+        target = await asyncio.to_thread(self._claim_code_dir, job_id)
         with self._cache.using(package):
             if package is not None:
                 await self._cache.ensure(package, self._read_package)
@@ -102,7 +103,7 @@ class Node:
         if last:
             self._remember_released("job", job_id)
             await self._await_copies(job_id, deadline)
-            await asyncio.to_thread(remove_tree, self._jobs / job_id)
+            await asyncio.to_thread(self._remove_job, job_id)
             await self._shrink_cache()
 
     async def keep_clean(self) -> None:
@@ -113,6 +114,27 @@ class Node:
                 await asyncio.to_thread(self._clean)
             except Exception:  # the next pass may do better, and this node needs one
                 log.exception("keeping this node clean")
+
+    def _claim_code_dir(self, job_id: str) -> Path:
+        """Return where the job's code lies: at the same path on every node, because MPI starts ranks in the launcher's folder.
+
+        Of two Ray nodes on one machine the first has it; the other has a folder of its own (and sees the first one's).
+        """
+        owner = self._shared / f".{job_id}.owner"
+        private_folder(self._shared)
+        try:
+            owner.symlink_to(self._scratch.name)
+        except FileExistsError:
+            if owner.readlink() != Path(self._scratch.name):
+                return self._jobs / job_id / "code"
+        return self._shared / job_id
+
+    def _remove_job(self, job_id: str) -> None:
+        remove_tree(self._jobs / job_id)
+        owner = self._shared / f".{job_id}.owner"
+        if owner.is_symlink() and owner.readlink() == Path(self._scratch.name):
+            remove_tree(self._shared / job_id)
+            owner.unlink()
 
     async def _copy(self, job_id: str, package: str | None, target: Path) -> None:
         """Make the copy; ``release`` waits for it, also when whoever asked for it has gone."""
@@ -152,8 +174,9 @@ class Node:
             log.warning("killed %d processes that nobody supervised any more", killed)
         for folder in matching(self._jobs, "*"):
             if ("job", folder.name) in self._released:  # an instance that was dying has made it once more
-                remove_tree(folder)
+                self._remove_job(folder.name)
         erase_hidden(self._jobs)
+        erase_hidden(self._shared)
 
     def _remember_released(self, kind: str, name: str) -> None:
         self._released[kind, name] = None

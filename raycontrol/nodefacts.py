@@ -65,6 +65,18 @@ def interface_of(ip: str) -> str | None:
     return None
 
 
+def network_of(ip: str) -> str | None:
+    """Return the network that the address is in, as its interface has it (``10.0.0.0/24``), or None."""
+    wanted = ipaddress.ip_address(ip)
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family is socket.AF_INET and address.netmask:
+                found = ipaddress.ip_interface(f"{address.address}/{address.netmask}")
+                if found.ip == wanted:
+                    return str(found.network)
+    return None
+
+
 def free_port(taken: Collection[int]) -> int:
     """Return a port that nobody listens on, on any address, and that is not in ``taken``; raises OSError when there is none."""
     candidates = [port for port in LEASED_PORTS if port not in taken]

@@ -28,7 +28,10 @@ class Facts:
 
     ``ip`` is the address Ray knows the node by; ``ports`` maps a purpose (``master``, ``probe``) to a port that is
     leased or listening on that node; ``gpus`` are the ids this instance may see, ``interface`` is the network
-    interface that owns ``ip`` (None when none does). All text, so that a plan can be made with symbolic facts
+    interface that owns ``ip`` (None when none does) and ``network`` that address's network (``10.0.0.0/24``).
+    ``private_dir`` is this instance's own folder of this attempt; ``python`` and ``package_dir`` are raycontrol's
+    interpreter and files on the node; ``root`` says that programs run as root. ``login_key`` and ``host_key`` are
+    the public keys of its ssh endpoint. All text, so that a plan can be made with symbolic facts
     (``<ip of worker-0>``) when there is no cluster.
     """
 
@@ -40,6 +43,13 @@ class Facts:
     interface: str | None = None
     code_dir: str = ""
     output_dir: str = ""
+    network: str | None = None
+    private_dir: str = ""
+    python: str = ""
+    package_dir: str = ""
+    root: bool = False
+    login_key: str = ""
+    host_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,13 @@ class PlannedRun:
     command: str | tuple[str, ...]
     pipefail: bool = True
     cwd: str | None = None
+
+
+def shell_argv(command: str | tuple[str, ...], pipefail: bool) -> tuple[str, ...]:
+    """Return what a start command executes: a line is bash's, a list is run as it is."""
+    if not isinstance(command, str):
+        return tuple(command)
+    return ("bash", "-o", "pipefail", "-c", command) if pipefail else ("bash", "-c", command)
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,21 @@ class TcpReachable:
 
 
 @dataclass(frozen=True)
+class ServesSsh:
+    """The ssh endpoint of ``source`` takes commands from the job's other instances."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class SshAnswers:
+    """``source`` can run a command on the instance ``target`` through ``ssh``."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
 class Alive:
     """The run ``run`` of the instance ``source`` has been started."""
 
@@ -70,7 +102,7 @@ class Alive:
     run: str
 
 
-Until = TcpReachable | Alive
+Until = TcpReachable | ServesSsh | SshAnswers | Alive
 
 
 @dataclass(frozen=True)
@@ -89,7 +121,10 @@ class Plan:
     """The whole of what will be done.
 
     ``environment[name]`` is what the job adds to the node's own environment on that instance (None unsets);
-    ``deciders`` are the instances whose start commands must all exit 0 for the attempt to succeed.
+    ``files[name]`` are texts by path below the instance's private folder, those in ``bin`` programs
+    (it comes first on PATH); ``deciders`` are the instances whose start commands must all exit 0 for the attempt
+    to succeed; ``meeting`` are those that have to call an MPI launcher together, the launcher first (empty: calls are
+    nobody else's business).
     """
 
     mode: str
@@ -98,6 +133,7 @@ class Plan:
     stages: tuple[Stage, ...]
     deciders: frozenset[str]
     warnings: tuple[str, ...] = ()
+    meeting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,14 +147,19 @@ class Orders:
     files: Mapping[str, str]
     runs: tuple[PlannedRun, ...]
     until: tuple[Until, ...]
+    meeting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What a launcher said of the rank that failed: its global rank and its code (negative: a signal)."""
+    """What a launcher said of the rank that failed: its global rank and its code (negative: a signal).
+
+    ``advice`` is what one of raycontrol's stand-ins told the user to do.
+    """
 
     rank: int | None = None
     exit_code: int | None = None
+    advice: str | None = None
 
 
 def orders(plan: Plan, stage: int, instance: str) -> Orders:
@@ -132,6 +173,7 @@ def orders(plan: Plan, stage: int, instance: str) -> Orders:
         files=plan.files.get(instance, {}),
         runs=tuple(work.runs.get(instance, ())),
         until=tuple(condition for condition in work.until if condition.source == instance),
+        meeting=plan.meeting,
     )
 
 
@@ -151,8 +193,13 @@ def render(plan: Plan) -> str:
         + _names(plan.deciders)
     ]
     lines += [f"warning: {warning}" for warning in plan.warnings]
+    if len(plan.meeting) > 1:
+        lines.append(
+            f"MPI launchers are one call of {', '.join(plan.meeting)}; it starts on {plan.meeting[0]}"
+        )
     for name, variables in plan.environment.items():
         lines.append(f"\n{name}:")
+        lines += [f"  has file {path}" for path in plan.files.get(name, {})]
         for key, value in variables.items():
             lines.append(f"  unset {key}" if value is None else f"  {key}={value}")
     for number, stage in enumerate(plan.stages, start=1):
@@ -171,6 +218,10 @@ def _describe(condition: Until) -> str:
     match condition:
         case TcpReachable():
             return f"until {condition.source} can connect to {condition.target} at {condition.host}:{condition.port}"
+        case ServesSsh():
+            return f"until {condition.source} serves ssh"
+        case SshAnswers():
+            return f"until {condition.source} can run a command on {condition.target} through ssh"
         case Alive():
             return f"until {condition.run} of {condition.source} is alive"
 

@@ -13,6 +13,8 @@ cannot be told from a stranger's: only that one escapes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import functools
 import json
 import logging
@@ -22,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +60,10 @@ class Run:
     ``env`` is the whole environment (text; bytes that are no UTF-8 as surrogate escapes); the mark is added to it.
     The program is looked up in the ``PATH`` of ``env``, relative to ``cwd``. ``folder`` is the run's own: it is made
     if missing, and ``status.json`` and ``output.log`` (stdout and stderr, appended) are kept there.
+
+    ``stdio``: open descriptors of the owner that become the main process's stdin, stdout and stderr, instead of
+    /dev/null and ``output.log``, which is not made then. Once ``start`` has returned only the tree has them, if it
+    began, and the owner, who closes its own.
     """
 
     name: str
@@ -66,6 +72,7 @@ class Run:
     cwd: str
     folder: str
     mark: str
+    stdio: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -301,27 +308,38 @@ def sweep_all(marks: Collection[str]) -> int:
 def _spawn(run: Run) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the supervisor's first process, which forks the second and exits."""
     control, remote = socket.socketpair()
-    with remote:
+    try:
         control.setblocking(False)
         remote.setblocking(True)
-        arguments = [sys.executable, "-I", "-S", _program(), str(remote.fileno()), str(os.getpid())]
         # Nothing of the run is on this command line or in this environment, where others could read it.
         env = {SUPERVISOR_MARK: run.mark}
         if "LD_LIBRARY_PATH" in os.environ:  # some installations of Python find their own library by it
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-        try:
+        with remote, _above_the_standard_ones(run.stdio or ()) as stdio:
+            numbers = (remote.fileno(), os.getpid(), *stdio)
             launcher = subprocess.Popen(
-                arguments,
+                [sys.executable, "-I", "-S", _program(), *map(str, numbers)],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[remote.fileno()],
+                pass_fds=[remote.fileno(), *stdio],
                 start_new_session=True,
             )
-        except BaseException:
-            control.close()
-            raise
+    except BaseException:
+        control.close()
+        raise
     return control, launcher
+
+
+@contextlib.contextmanager
+def _above_the_standard_ones(descriptors: Sequence[int]) -> Iterator[list[int]]:
+    """Copies that are 3 or more and all different: a program's own 0, 1 and 2 are set before others are passed."""
+    with contextlib.ExitStack() as copies:
+        numbers = []
+        for descriptor in descriptors:
+            numbers.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+            copies.callback(os.close, numbers[-1])
+        yield numbers
 
 
 def _give_up(control: socket.socket, writer: asyncio.StreamWriter | None) -> None:

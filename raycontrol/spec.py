@@ -35,6 +35,7 @@ from raycontrol.specparts import (
     Part,
     Placement,
     Resources,
+    RunOn,
     Slots,
     Timeouts,
     Whole,
@@ -57,11 +58,14 @@ __all__ = [
     "Placement",
     "Reading",
     "Resources",
+    "RunOn",
     "Timeouts",
     "build",
     "load",
     "members",
+    "runs_everywhere",
     "schema",
+    "serves_ssh",
 ]
 
 
@@ -80,6 +84,10 @@ class JobSpec(Part):
     """What every instance gets of its node."""
     slots: Slots | None = None
     """Processes per instance; by default one a GPU, or 1 without GPUs."""
+    run_on: RunOn = RunOn.EVERY_INSTANCE
+    """Mode mpi: every_instance (mpirun is one call of all of them), launcher (once, there), ranks (the command is the ranks)."""
+    ssh: Bool = False
+    """Let instances reach each other with ssh, scp and rsync; jobs of the modes mpi and horovod always do."""
     share_gpus: Bool = False
     """Allow more slots than GPUs."""
     groups: Groups = Field(default_factory=dict)
@@ -194,6 +202,18 @@ def schema() -> dict[str, Any]:
         **JobSpec.model_json_schema(),
         "title": "A raycontrol job",
     }
+
+
+def serves_ssh(spec: JobSpec) -> bool:
+    """Whether the job's instances have an ssh endpoint."""
+    return spec.ssh or spec.mode in (Mode.MPI, Mode.HOROVOD)
+
+
+def runs_everywhere(spec: JobSpec) -> bool:
+    """Whether every instance runs its start command; else only INDEX 0 does, and the others serve it."""
+    if spec.mode is Mode.MPI:
+        return spec.run_on is RunOn.EVERY_INSTANCE
+    return spec.mode not in (Mode.HOROVOD, Mode.RAY)
 
 
 # -- the instances of a job ------------------------------------------------------------------------------------------

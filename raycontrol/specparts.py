@@ -46,7 +46,19 @@ class Placement(Word):
     PACK = "pack"
 
 
-BUILT_MODES: tuple[Mode, ...] = (Mode.DDP,)
+class RunOn(Word):
+    """Where the start command of an mpi job runs.
+
+    ``every_instance``: on every instance, and an MPI launcher that it calls is one call of them all; ``launcher``: once,
+    on the launcher; ``ranks``: it is itself the ranks of one world, one for each slot.
+    """
+
+    EVERY_INSTANCE = "every_instance"
+    LAUNCHER = "launcher"
+    RANKS = "ranks"
+
+
+BUILT_MODES: tuple[Mode, ...] = (Mode.DDP, Mode.MPI, Mode.HOROVOD)
 """The modes that this version can run; the others are known by name only."""
 
 MAX_INSTANCES = 4096

@@ -21,7 +21,9 @@ from raycontrol.specparts import (
     SINGLE_ROLE,
     Group,
     Mode,
+    RunOn,
     groups_of,
+    lead_group,
     resources_of,
     role_of,
 )
@@ -152,6 +154,8 @@ class _Sum:
         if total > MAX_INSTANCES:
             yield Problem(("groups",), f"must have at most {MAX_INSTANCES} instances in all", f"{total}")
         yield from self._slots()
+        if self._known("mode") and self._known("run_on"):
+            yield from self._run_on()
 
     def _known(self, *path: str) -> bool:
         """Whether the value at ``path`` is the user's (or the default), not one that was taken away."""
@@ -215,6 +219,23 @@ class _Sum:
                 yield Problem(("groups",), rule, None, True)
             if "worker" not in by_role:
                 yield Problem(("groups",), "must have a group of workers in mode ps", None, True)
+
+    def _run_on(self) -> Iterator[Problem]:
+        """``run_on`` is mpi's; and a command that would never run is a mistake, not a wish."""
+        spec, mode = self._spec, self._spec.mode
+        if mode is not Mode.MPI and "run_on" in self._written:
+            path = ("run_on",)
+            yield Problem(
+                path, f"is for mode mpi only, not {mode}", got(path, self._written["run_on"], self._document)
+            )
+        if mode is Mode.HOROVOD or (mode is Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE):
+            lead = lead_group(mode, spec.groups)
+            where = "in mode horovod" if mode is Mode.HOROVOD else f"with `run_on: {spec.run_on}`"
+            for name, group in spec.groups.items():
+                if group.command is not None and name != lead:
+                    yield Problem(
+                        ("groups", name, "command"), f"would never run: only the launcher's does {where}"
+                    )
 
     def _all_roles_known(self) -> bool:
         return all(self._known("groups", name, "role") for name in self._spec.groups)

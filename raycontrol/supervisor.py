@@ -1,11 +1,12 @@
 """The supervisor of one run: starts its main process, keeps its outcome, and leaves nothing of its tree alive.
 
-``process.start`` runs this file as a program (``python -I -S supervisor.py CONTROL OWNER``) for every run. It
-detaches from its owner by a second fork and ``setsid`` and becomes the tree's *subreaper*: whatever in the tree
-daemonises itself is handed to it by the kernel, so "no children left" means "nothing of the tree is left".
+``process.start`` runs this file as a program (``python -I -S supervisor.py CONTROL OWNER [STDIN STDOUT STDERR]``) for
+every run. It detaches from its owner by a second fork and ``setsid`` and becomes the tree's *subreaper*: whatever in
+the tree daemonises itself is handed to it by the kernel, so "no children left" means "nothing of the tree is left".
 
 CONTROL is one end of a socket pair: the configuration and the commands come in on it, the news go out. Its end of
-file, or the end of the process OWNER, means that the owner is dead: then everything is killed at once.
+file, or the end of the process OWNER, means that the owner is dead: then everything is killed at once. STDIN, STDOUT
+and STDERR are descriptors for the main process and nobody else: whoever reads or writes their other ends sees the end.
 
 A commanded stop sends SIGTERM to the main process's *group*, as Slurm does for a step and a terminal for Ctrl-C,
 and not to every process: ``bash -c`` does not pass signals on, so its children must get theirs from us, whereas
@@ -51,8 +52,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(control: int, owner: int) -> None:
-    os.set_inheritable(control, False)
+def main(control: int, owner: int, *stdio: int) -> None:
+    for fd in (control, *stdio):
+        os.set_inheritable(fd, False)
     _try(os.setpriority, os.PRIO_PROCESS, 0, 0)
     owner_fd = _open_pidfd(owner)
     if os.getppid() != owner:
@@ -65,7 +67,7 @@ def main(control: int, owner: int) -> None:
     _write_text("/proc/self/oom_score_adj", "0")
     _write_text("/proc/self/oom_score_adj", "-900")  # needs a privilege; 0 does not
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    supervisor = Supervisor(control, owner_fd, launcher)
+    supervisor = Supervisor(control, owner_fd, launcher, stdio)
     try:
         supervisor.run()
     except BaseException as error:
@@ -80,10 +82,11 @@ class Supervisor:
     ``childless`` is true when the main process has ended and nothing of the tree is left; then it stays true.
     """
 
-    def __init__(self, control: int, owner_fd: int | None, launcher: int) -> None:
+    def __init__(self, control: int, owner_fd: int | None, launcher: int, stdio: tuple[int, ...]) -> None:
         self.control = control
         self.owner_fd = owner_fd
         self.launcher = launcher
+        self.stdio = stdio
         self.incoming = b""
         self.config: dict[str, Any] = {}
         self.sources: dict[int, Callable[[], None]] = {}
@@ -195,9 +198,10 @@ class Supervisor:
             self.failure = (None, f"no process could be started: {error.strerror}")
         if self.main == 0 and self.failure is None:
             os.close(self.control)
-            _become_main(self.config, failure_out)
+            _become_main(self.config, self.stdio, failure_out)
+        for fd in (failure_out, *self.stdio):
+            os.close(fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.close(failure_out)
         self.oom_before = oom_kills()
         if self.failure is None:
             self.launching = failure
@@ -446,7 +450,7 @@ def frame(message: tuple[Any, ...]) -> bytes:
 # The main process, between fork and exec.
 
 
-def _become_main(config: dict[str, Any], failure_out: int) -> NoReturn:
+def _become_main(config: dict[str, Any], stdio: tuple[int, ...], failure_out: int) -> NoReturn:
     """Shed what a Ray worker's child inherits, then become the program; or say on ``failure_out`` why not."""
     try:
         os.setsid()
@@ -458,7 +462,7 @@ def _become_main(config: dict[str, Any], failure_out: int) -> NoReturn:
         _write_text("/proc/self/oom_score_adj", "0")
         _raise_limit(resource.RLIMIT_MEMLOCK, None)
         _raise_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-        _open_streams(config["folder"])
+        _set_streams(_streams(config["folder"], stdio))
         _enter(config["cwd"])
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -479,17 +483,25 @@ class _CannotStart(Exception):
         self.text = text
 
 
-def _open_streams(folder: bytes) -> None:
+def _streams(folder: bytes, stdio: tuple[int, ...]) -> tuple[int, ...]:
+    """What becomes stdin, stdout and stderr: what was passed, or /dev/null and the log of the run's folder."""
     path = os.path.join(folder, LOG_FILE.encode())
     try:
         os.makedirs(folder, exist_ok=True)
         _try(os.unlink, os.path.join(folder, STATUS_FILE.encode()))
+        if stdio:
+            return stdio
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _CannotStart(None, f"its log {_shown(path)} cannot be opened: {error.strerror}") from error
-    os.dup2(log, 1)
-    _move(log, 2)
-    _move(os.open(os.devnull, os.O_RDONLY), 0)
+        fault = f"folder {_shown(folder)} cannot be made" if stdio else f"log {_shown(path)} cannot be opened"
+        raise _CannotStart(None, f"its {fault}: {error.strerror}") from error
+    return os.open(os.devnull, os.O_RDONLY), log, log
+
+
+def _set_streams(stdio: tuple[int, ...]) -> None:
+    """Put them in their places. All of them are 3 or more, and the originals close at exec."""
+    for place, fd in enumerate(stdio):
+        os.dup2(fd, place)
 
 
 def _enter(cwd: bytes) -> None:
@@ -725,8 +737,9 @@ def _write_text(path: str, text: str) -> None:
 
 
 def _move(fd: int, target: int) -> None:
-    os.dup2(fd, target)
-    os.close(fd)
+    if fd != target:
+        os.dup2(fd, target)
+        os.close(fd)
 
 
 def _drain(fd: int) -> None:
@@ -751,4 +764,4 @@ def _describe(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from raycontrol.job import Ended, Instance, Job
+from raycontrol.job import Broken, Ended, Instance, Job
 from raycontrol.status import JobState, Reason, Verdict
 
 
-def failure(instance: Instance, ended: Ended) -> Verdict:
+def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> Verdict:
+    before = f"; before that on {broken.instance}: {broken.message}" if broken is not None else ""
     return Verdict(
         reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
-        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}",
+        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}{before}",
         instance=instance.name,
         exit_code=ended.code,
         signal=ended.signal,
@@ -18,6 +19,15 @@ def failure(instance: Instance, ended: Ended) -> Verdict:
         rank_exit_code=ended.cause.exit_code if ended.cause else None,
         last_lines=ended.last_lines,
         hint=_hint(ended),
+    )
+
+
+def broken_world(broken: Broken) -> Verdict:
+    return Verdict(
+        reason=Reason.WORLD_BROKEN,
+        summary=f"{broken.instance}: {broken.message}",
+        instance=broken.instance,
+        hint="mpirun may have exited 0 all the same: it does not notice every loss of its daemons",
     )
 
 
@@ -43,6 +53,8 @@ def _rank_end(code: int | None) -> str:
 
 
 def _hint(ended: Ended) -> str | None:
+    if ended.cause is not None and ended.cause.advice is not None:
+        return ended.cause.advice
     if ended.oom:
         return (
             "let it use less memory (a smaller batch, fewer data workers), or run it on a node that has more"

@@ -57,7 +57,9 @@ def plan(
 
 def env(
     context: typer.Context,
-    mode: Annotated[str, typer.Option(metavar="MODE", help="This version runs ddp.")] = "ddp",
+    mode: Annotated[
+        str, typer.Option(metavar="MODE", help="This version runs ddp, mpi and horovod.")
+    ] = "ddp",
     as_json: options.Json = False,
 ) -> None:
     """Print `export` lines for this machine alone, to try a training script without a job.

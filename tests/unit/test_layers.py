@@ -18,12 +18,12 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
     "words": "errors spec specfaults specfile specparts specrules status version",
-    "thought": "backends events job lifecycle placement plan queue rdma retention verdicts",
+    "thought": "backends events gate job lifecycle placement plan queue rdma retention verdicts",
     "machine": (
-        "database disk flocks ignore jobrows leases logs mounts nodefacts packages packing process settings shipping sshd "
-        "store supervisor usage"
+        "database disk flocks ignore jobrows leases logs mounts nodefacts packages packing process settings shipping "
+        "sshclient sshd sshpipes sshsession standin store supervisor usage"
     ),
-    "roles": "archive controller duties instance node",
+    "roles": "archive controller duties gatekeeper instance node",
     "ray": "actors cluster connect",
     "user": "client logview readers",
     "faces": "__main__ api cli",
@@ -32,7 +32,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for modu
 
 # Libraries, and the only modules that may import them.
 LIBRARIES = {
-    "asyncssh": {"sshd"},
+    "asyncssh": {"sshclient", "sshd", "sshsession"},
     "fastapi": {"api"},
     "httpx": {"client"},
     "pathspec": {"ignore", "packing"},
@@ -157,7 +157,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     }
     # The supervisor and connect have Ray's worker environment to clear, process has the interpreter's own libraries to
     # find, cli asks the terminal for its colours: none of that is a setting.
-    assert found <= {"settings", "supervisor", "connect", "process", "cli"}
+    assert found <= {"settings", "supervisor", "connect", "process", "cli", "standin"}
 
 
 def test_our_own_folders_are_never_imported_by_their_bare_names() -> None:

@@ -28,6 +28,7 @@ from raycontrol.events import (
     StopRequested,
     TimePassed,
     WatchInstance,
+    WorldBroken,
 )
 from raycontrol.job import Ended, Job, info, plan_of
 from raycontrol.lifecycle import SHIPPING_S, STOP_SLACK_S, Step, advance, deadline, resume
@@ -69,6 +70,7 @@ EVENTS: dict[str, JobEvent] = {
     "exited 0": exited("worker-0", 1020.0, code=0),
     "exited 3": exited("worker-0", 1020.0, code=3),
     "noted": InstanceNoted(1020.0, ATTEMPT, "worker-0", "its log waits on the node"),
+    "world broken": WorldBroken(1020.0, ATTEMPT, "worker-0", "prted was ended by signal 9"),
     "closed": closed("worker-0", 1020.0),
     "lost": InstanceLost(1020.0, ATTEMPT, "worker-0", "its node left the cluster"),
     "released": NodesReleased(1020.0, ATTEMPT),
@@ -121,6 +123,10 @@ noted          | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 noted          | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 noted          | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
 noted          | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+world broken   | starting     | STARTING           | PLACED          |
+world broken   | last_stage   | STARTING           | PLACED          |
+world broken   | running      | RUNNING            | STARTED         |
+world broken   | finishing    | STOPPING>FAILED    | WORLD_BROKEN    |
 closed         | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
 closed         | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 closed         | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
@@ -600,12 +606,12 @@ def test_bytes_that_were_not_saved_are_told() -> None:
 def test_a_job_for_which_no_plan_can_be_made_fails_before_anything_starts() -> None:
     """As after a change to an older version that lacks the job's mode."""
     job = jobs.preparing()
-    job = replace(job, spec=job.spec.model_copy(update={"mode": Mode.MPI}))
+    job = replace(job, spec=job.spec.model_copy(update={"mode": Mode.RAY}))
     step = advance(after(job, prepared("worker-0")), prepared("master-0"))
     assert (where(step.job), step.job.reason) == ("STOPPING>FAILED", Reason.PLAN_FAILED)
     assert told(step.commands) == "stop master-0 10 s, stop worker-0 10 s"
     assert step.job.verdict is not None
-    assert step.job.verdict.summary == "mode mpi is not built yet; this version runs ddp"
+    assert step.job.verdict.summary == "mode ray is not built yet; this version runs ddp, mpi, horovod"
 
 
 # Deadlines.

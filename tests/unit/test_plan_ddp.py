@@ -374,9 +374,9 @@ def test_the_local_environment_is_that_of_a_single_process() -> None:
 
 
 def test_modes_that_are_not_built_say_so() -> None:
-    spec = JobSpec(command="true").model_copy(update={"mode": Mode.MPI})
+    spec = JobSpec(command="true").model_copy(update={"mode": Mode.RAY})
     for call in (lambda: plan_of(spec), lambda: backends.explain(Mode.PS, [])):
-        with pytest.raises(PlanError, match="is not built yet; this version runs ddp"):
+        with pytest.raises(PlanError, match="is not built yet; this version runs ddp, mpi, horovod"):
             call()
 
 

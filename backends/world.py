@@ -1,0 +1,188 @@
+"""What the modes mpi and horovod have in common: hosts and slots, the variables of every MPI, the stand-ins.
+
+An MPI host is a node. Instances that share a node (``placement: pack``) are one host: its ranks run in the one with the
+lowest INDEX, which sees the GPUs of all of them. (Open MPI refuses a host that is named twice.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raycontrol.backends.contract import Environment, bracketed
+from raycontrol.plan import Cause, Facts
+from raycontrol.spec import RESERVED, JobSpec, Member, Placement, RunOn
+
+LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovodrun")
+"""Programs that start a world; each has a stand-in that comes first on PATH."""
+AGENT = "raycontrol-rsh"
+"""What launchers call instead of ssh. A bare name: Open MPI's daemons look for the launcher's agent on their own nodes."""
+ADVICE = "raycontrol: "
+"""How lines begin that a stand-in wrote."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node as MPI sees it: ``instances`` in the order of INDEX, ``slots`` of all of them together."""
+
+    ip: str
+    slots: int
+    instances: tuple[str, ...]
+    gpus: tuple[str, ...]
+
+
+def hosts_of(gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[Host, ...]:
+    """Return every node once, in the order of its first instance."""
+    found: dict[str, Host] = {}
+    for member, fact in zip(gang, facts, strict=True):
+        host = found.get(fact.ip, Host(fact.ip, 0, (), ()))
+        found[fact.ip] = Host(
+            ip=fact.ip,
+            slots=host.slots + member.slots,
+            instances=(*host.instances, member.name),
+            gpus=tuple(dict.fromkeys((*host.gpus, *fact.gpus))),
+        )
+    return tuple(found.values())
+
+
+def variables(hosts: Sequence[Host], facts: Sequence[Facts], fact: Facts) -> dict[str, str]:
+    """Return the variables of an instance that the user may replace, and ``NODE_IP_SLOT_LIST``.
+
+    Open MPI 5: https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html and PRRTE's own parameters; Open MPI 4: those
+    that begin with ``OMPI_MCA_orte`` or ``_plm``; MPICH: ``HYDRA_*`` (https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md);
+    Intel MPI: ``I_MPI_*``.
+    """
+    found = {
+        "NODE_IP_SLOT_LIST": ",".join(f"{bracketed(host.ip)}:{host.slots}" for host in hosts),
+        "PRTE_MCA_prte_default_hostfile": f"{fact.private_dir}/hostfile",
+        "OMPI_MCA_orte_default_hostfile": f"{fact.private_dir}/hostfile",
+        "HYDRA_HOST_FILE": f"{fact.private_dir}/hostfile.hydra",
+        "I_MPI_HYDRA_HOST_FILE": f"{fact.private_dir}/hostfile.hydra",
+        "PRTE_MCA_plm_ssh_agent": AGENT,
+        "OMPI_MCA_plm_rsh_agent": AGENT,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": AGENT,
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": AGENT,
+        # Two jobs on a node would share its first cores, and more slots than cores would be refused.
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "I_MPI_PIN": "off",
+        # Open MPI 5's collective component `han` hangs or crashes in large reductions over unequal nodes.
+        "OMPI_MCA_coll_han_priority": "0",
+        # A daemon that left its ssh session could not be seen to fail, nor be ended with it.
+        "OMPI_MCA_orte_leave_session_attached": "1",
+        "PRTE_MCA_prte_leave_session_attached": "1",
+    }
+    if fact.root:
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+            found |= {name: "1", f"{name}_CONFIRM": "1"}
+    return found | _interfaces(facts, fact)
+
+
+def _interfaces(facts: Sequence[Facts], own: Facts) -> dict[str, str]:
+    """Return the network to use: the launcher passes its own value on, so it has to be right on every node."""
+    interfaces = {fact.interface for fact in facts}
+    networks = {fact.network for fact in facts}
+    found: dict[str, str] = {}
+    chosen = own.interface if len(interfaces) == 1 else own.network if len(networks) == 1 else None
+    if chosen is not None:
+        names = ("prte_if_include", "oob_tcp_if_include", "btl_tcp_if_include", "ptl_tcp_if_include")
+        prefixes = ("PRTE_MCA", "OMPI_MCA", "OMPI_MCA", "PMIX_MCA")
+        found = {f"{prefix}_{name}": chosen for prefix, name in zip(prefixes, names, strict=True)}
+    if own.interface is not None and len(interfaces) == 1:
+        found |= {"HYDRA_IFACE": own.interface, "HOROVOD_GLOO_IFACE": own.interface}
+    return found
+
+
+def with_shared_gpus(environment: Mapping[str, Environment], hosts: Sequence[Host]) -> dict[str, Environment]:
+    """Let the first instance of every host see the GPUs of all its instances: all the host's ranks run there."""
+    lenders = {host.instances[0]: ",".join(host.gpus) for host in hosts if len(host.instances) > 1}
+    return {
+        name: {**variables, "CUDA_VISIBLE_DEVICES": lenders[name]} if name in lenders else variables
+        for name, variables in environment.items()
+    }
+
+
+def files(
+    hosts: Sequence[Host], facts: Sequence[Facts], environment: Mapping[str, Environment], run_on: RunOn
+) -> dict[str, dict[str, str]]:
+    """Return hostfiles and stand-ins, by path below the private folder."""
+    hidden = sorted(_hidden(environment))
+    return {
+        fact.instance: {
+            "hostfile": "".join(f"{host.ip} slots={host.slots}\n" for host in hosts),
+            "hostfile.hydra": "".join(f"{bracketed(host.ip)}:{host.slots}\n" for host in hosts),
+            "standin.json": json.dumps(
+                {
+                    "instance": fact.instance,
+                    "launcher": facts[0].instance,
+                    "run_on": run_on,
+                    "hidden": hidden,
+                },
+                indent=1,
+            ),
+            **{f"bin/{name}": _stand_in(name, fact) for name in LAUNCHERS},
+            f"bin/{AGENT}": _stand_in("rsh-agent", fact),
+        }
+        for fact in facts
+    }
+
+
+def _hidden(environment: Mapping[str, Environment]) -> set[str]:
+    """Return the names that each instance sets for itself: a launcher must not carry its own values to the others.
+
+    Those of the contract, and those that differ between instances. (The stand-ins see to PATH and to what looks secret.)
+    """
+    names = {name for variables in environment.values() for name in variables}
+    differing = {name for name in names if len({item.get(name) for item in environment.values()}) > 1}
+    return {name for name in names if name in differing or name in RESERVED or name.startswith("RAYCONTROL_")}
+
+
+def _stand_in(name: str, fact: Facts) -> str:
+    program = f"{shlex.quote(fact.python)} -I -S {shlex.quote(fact.package_dir + '/standin.py')}"
+    return f'#!/bin/sh\nexec {program} {shlex.quote(fact.private_dir)} {name} "$@"\n'
+
+
+def warnings(spec: JobSpec) -> list[str]:
+    """Say what ``placement: pack`` means to MPI."""
+    if spec.placement is not Placement.PACK:
+        return []
+    return [
+        "instances that come to share a node are one MPI host: its ranks run in the instance with the lowest INDEX, "
+        "which sees the GPUs of all of them"
+    ]
+
+
+# What launchers say.
+
+_REPORTS = (
+    # prterun (Open MPI 5) and mpirun (4): a rank that exited with a code, or by a signal
+    re.compile(
+        r"[Pp]rocess(?: name: \[prterun-[^\]]*,| rank )\s*(?P<rank>\d+)\]?[\s\S]{0,200}?[Ee]xit (?:code|status):\s*(?P<code>\d+)"
+    ),
+    re.compile(r"process rank (?P<rank>\d+) with PID[\s\S]{0,200}?exited on\s+signal (?P<signal>\d+)"),
+    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)[\s\S]{0,200}?with errorcode\s+(?P<code>-?\d+)"),
+    # horovodrun
+    re.compile(r"Process name: (?P<rank>\d+)\s+Exit code:\s*(?P<code>-?\d+)"),
+    # Hydra (MPICH, Intel MPI)
+    re.compile(
+        r"BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES[\s\S]{0,300}?EXIT CODE:\s*(?P<code>\d+)"
+    ),
+)
+
+
+def explain(lines: Sequence[str]) -> Cause | None:
+    """Read what mpirun, prterun, horovodrun or Hydra say of the rank that failed first, and what a stand-in advised."""
+    text = "\n".join(lines)
+    advice = next((line.removeprefix(ADVICE) for line in reversed(lines) if line.startswith(ADVICE)), None)
+    found = [match for pattern in _REPORTS if (match := pattern.search(text))]
+    if not found:
+        return None if advice is None else Cause(advice=advice)
+    said = min(found, key=lambda match: match.start()).groupdict()
+    rank, code, number = said.get("rank"), said.get("code"), said.get("signal")
+    exit_code = int(code) if code else -int(number) if number else None
+    return Cause(rank=int(rank) if rank else None, exit_code=exit_code, advice=advice)

@@ -1,0 +1,64 @@
+"""MPI worlds that break: mpirun may exit 0 all the same, and its own code says more when it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raycontrol.events import TimePassed, WorldBroken
+from raycontrol.lifecycle import BROKEN_S, advance, deadline
+from raycontrol.status import JobState, Reason
+from tests.unit import lifecycle_jobs as jobs
+from tests.unit.lifecycle_jobs import ATTEMPT, after, closed, exited
+
+BROKEN = WorldBroken(1018.0, ATTEMPT, "worker-0", "prted was ended by signal 9")
+
+
+def test_a_job_whose_launcher_exits_0_after_its_world_broke_has_failed() -> None:
+    job = after(
+        jobs.running(), BROKEN, exited("master-0", 1019.0, code=0), exited("worker-0", 1019.0, code=0)
+    )
+    assert (job.state, job.after, job.reason) == (JobState.STOPPING, JobState.FAILED, Reason.WORLD_BROKEN)
+    assert job.verdict is not None
+    assert (job.verdict.summary, job.verdict.instance) == (
+        "worker-0: prted was ended by signal 9",
+        "worker-0",
+    )
+
+
+def test_so_has_one_that_hears_of_it_while_it_ends() -> None:
+    job = after(jobs.finishing(), BROKEN, closed("master-0"), closed("worker-0"))
+    assert (job.after, job.reason) == (JobState.FAILED, Reason.WORLD_BROKEN)
+
+
+def test_a_terminal_state_stays() -> None:
+    assert advance(jobs.succeeded(), BROKEN).job == jobs.succeeded()
+
+
+def test_the_launchers_own_code_wins_and_the_verdict_tells_both() -> None:
+    job = after(jobs.running(), BROKEN, exited("master-0", 1019.0, code=3))
+    assert job.verdict is not None
+    assert (job.reason, job.verdict.exit_code) == (Reason.INSTANCE_FAILED, 3)
+    assert (
+        job.verdict.summary
+        == "master-0 on host-a exited 3; before that on worker-0: prted was ended by signal 9"
+    )
+
+
+def test_a_launcher_that_does_not_end_is_stopped() -> None:
+    job = after(jobs.running(), BROKEN)
+    assert deadline(job) == BROKEN.at + BROKEN_S
+    assert advance(job, TimePassed(BROKEN.at + BROKEN_S - 1)).job == job
+    job = after(job, TimePassed(BROKEN.at + BROKEN_S))
+    assert (job.state, job.after, job.reason) == (JobState.STOPPING, JobState.FAILED, Reason.WORLD_BROKEN)
+
+
+def test_the_first_part_that_broke_counts() -> None:
+    earlier = replace(BROKEN, at=1017.5, instance="master-0", message="the connection was lost")
+    later = replace(BROKEN, at=1018.5, message="again")
+    job = after(jobs.running(), BROKEN, earlier, later)
+    assert job.broken is not None
+    assert (job.broken.instance, job.broken.message) == ("master-0", "the connection was lost")
+
+
+def test_a_stop_that_was_asked_for_is_not_blamed_on_what_it_breaks() -> None:
+    assert advance(jobs.killing(), BROKEN).job == jobs.killing()
