@@ -104,6 +104,7 @@ Host *
   ControlMaster no
   ControlPath none
   Compression no
+  Ciphers aes128-gcm@openssh.com,aes256-gcm@openssh.com
   ConnectTimeout 30
   ServerAliveInterval 10
   ServerAliveCountMax 3

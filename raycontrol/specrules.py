@@ -223,7 +223,7 @@ class _Sum:
     def _run_on(self) -> Iterator[Problem]:
         """``run_on`` is mpi's; and a command that would never run is a mistake, not a wish."""
         spec, mode = self._spec, self._spec.mode
-        if mode is not Mode.MPI and "run_on" in self._written:
+        if mode is not Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE:
             path = ("run_on",)
             yield Problem(
                 path, f"is for mode mpi only, not {mode}", got(path, self._written["run_on"], self._document)

@@ -369,3 +369,9 @@ def test_what_is_accepted_survives_json(data: dict[str, Any]) -> None:
     assert again == spec
     assert members(again) == members(spec)
     assert [member.index for member in members(spec)] == list(range(len(members(spec))))
+
+
+@pytest.mark.parametrize("mode", ["ddp", "mpi", "horovod"])
+def test_a_spec_that_was_written_out_whole_is_read_again(mode: str) -> None:
+    spec = JobSpec.from_dict({"mode": mode, "command": "go", "nodes": 2})
+    assert JobSpec.from_dict(spec.model_dump(mode="json")) == spec

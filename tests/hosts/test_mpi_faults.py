@@ -1,0 +1,109 @@
+"""MPI worlds that break over three hosts: the first cause is named, codes are right, and nothing is left anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts import jobs
+from tests.hosts.conftest import Cluster
+from tests.hosts.jobs import PROGRAMS
+from tests.hosts.network import HostProcess
+from tests.support import wait_until
+
+THREE = ("--mode", "mpi", "--nodes", "3", "--working-dir", str(PROGRAMS))
+LAUNCHER = ("--set", "run_on=launcher")
+UP_S = 120
+GONE_S = 30
+
+
+@pytest.mark.parametrize(("how", "status", "rank_code"), [("exit", 3, 3), ("abort", 3, 3), ("kill", 137, -9)])
+def test_a_rank_that_dies_on_a_worker(cluster: Cluster, how: str, status: int, rank_code: int) -> None:
+    ran = jobs.run(cluster, 0, *THREE, "--", f"mpirun python mpi_dies.py {how} 2")
+    verdict = ran.info["verdict"]
+    assert (ran.status, ran.info["exit_code"], verdict["instance"]) == (status, status, "launcher-0")
+    assert (verdict["rank"], verdict["rank_exit_code"]) == (2, rank_code), ran.told
+
+
+def test_a_rank_that_hangs_in_finalize_is_ended_by_the_time_limit(cluster: Cluster) -> None:
+    limit = ("--set", "timeouts.run_s=8", "--set", "timeouts.grace_s=2")
+    ran = jobs.run(cluster, 0, *THREE, *limit, "--", "mpirun python mpi_dies.py sys.exit 2")
+    assert (ran.status, ran.info["reason"]) == (124, "RUN_TIMEOUT")
+
+
+@pytest.mark.parametrize("options", [(), LAUNCHER], ids=["every instance", "launcher"])
+def test_a_launcher_that_is_killed(cluster: Cluster, options: tuple[str, ...]) -> None:
+    process = world_under_way(cluster, *options)
+    kill(cluster, 0, "prterun")
+    ran = jobs.ended(process)
+    assert (ran.status, ran.info["reason"]) == (137, "INSTANCE_FAILED")
+    assert ran.info["verdict"]["instance"] == "launcher-0"
+    assert_no_world(cluster)
+
+
+@pytest.mark.parametrize(("host", "name"), [(1, "prted"), (0, "ssh")])
+def test_a_part_of_the_world_that_is_killed_fails_a_job_whose_mpirun_says_nothing(
+    cluster: Cluster, host: int, name: str
+) -> None:
+    process = world_under_way(cluster, *LAUNCHER)
+    kill(cluster, host, name)
+    ran = jobs.ended(process)
+    assert ran.info["state"] == "FAILED"
+    assert ran.status != 0
+    assert "prted" in ran.info["verdict"]["summary"], ran.info["verdict"]
+    assert_no_world(cluster)
+
+
+def test_an_instance_whose_actor_is_killed(cluster: Cluster) -> None:
+    process = world_under_way(cluster)
+    kill(cluster, 1, "ray::InstanceAc")
+    ran = jobs.ended(process)
+    assert (ran.status, ran.info["reason"]) == (125, "INSTANCE_LOST")
+    assert_no_world(cluster)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("mpirun --hostfile nosuch python mpi_report.py", "nosuch"),
+        ("mpirun -np 99 python mpi_report.py", "slots"),
+        ("PATH=$(dirname $(command -v mpirun)):/usr/bin:/bin mpirun true", "mpirun: not found"),
+    ],
+)
+def test_a_launcher_that_cannot_start_says_why_in_the_verdict(
+    cluster: Cluster, line: str, words: str
+) -> None:
+    ran = jobs.run(cluster, 0, *THREE, *LAUNCHER, "--", line)
+    assert ran.info["state"] == "FAILED"
+    assert any(words in text for text in ran.info["verdict"]["last_lines"]), ran.info["verdict"]
+
+
+# -- worlds
+
+
+def world_under_way(cluster: Cluster, *options: str) -> HostProcess:
+    """A job whose ranks are all up."""
+    process = jobs.start(cluster, 0, *THREE, *options, "--", "mpirun python mpi_dies.py stay 0")
+    wait_until(lambda: len(ranks(cluster)) == 3, UP_S, "every host has a rank")
+    return process
+
+
+def ranks(cluster: Cluster) -> list[str]:
+    return [pid for i in range(3) for pid in pids(cluster, i, ["pgrep", "-f", "^python mpi_dies.py"])]
+
+
+def kill(cluster: Cluster, i: int, name: str) -> None:
+    found = pids(cluster, i, ["pgrep", "-x", name])
+    assert found, f"no {name} on host {i}"
+    cluster.hosts.run(i, ["kill", "-9", *found], check=True)
+
+
+def assert_no_world(cluster: Cluster) -> None:
+    def left() -> list[str]:
+        names = "prted|prterun|mpirun|ssh"
+        return ranks(cluster) + [pid for i in range(3) for pid in pids(cluster, i, ["pgrep", "-x", names])]
+
+    wait_until(lambda: not left(), GONE_S, "no daemon, rank or ssh is left on any host")
+
+
+def pids(cluster: Cluster, i: int, command: list[str]) -> list[str]:
+    return cluster.hosts.run(i, command).stdout.split()
