@@ -15,7 +15,8 @@ from raycontrol.spec import Member
 
 SERVE_LIMIT_S = 30.0
 PROVE_LIMIT_S = 60.0
-PROGRAMS = ("ssh", "scp", "sftp")
+FLAGS = {"ssh": "46AaCfGgKkMNnqsTtVvXxYy", "scp": "12346ABCdfOpqRrsTtv", "sftp": "1246AaCfhNpqrv"}
+"""Programs that have a stand-in, and their options that take no value."""
 
 
 def files(gang: Sequence[Member], facts: Sequence[Facts]) -> dict[str, dict[str, str]]:
@@ -31,7 +32,7 @@ def files(gang: Sequence[Member], facts: Sequence[Facts]) -> dict[str, dict[str,
             "ssh/known_hosts": known,
             "ssh/config": _config(names, facts, fact),
             "ssh/hosts.json": table,
-            **{f"bin/{program}": _script(program, ports, fact) for program in PROGRAMS},
+            **{f"bin/{program}": _script(program, ports, fact) for program in FLAGS},
         }
         for fact in facts
     }
@@ -114,7 +115,21 @@ Host *
 
 def _quoted(folder: str, path: str) -> str:
     """Return a path as ssh_config(5) reads it: in quotes, with ``%`` doubled."""
-    return '"' + f"{folder}/{path}".replace("%", "%%") + '"'
+    text = f"{folder}/{path}".replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text.replace("%", "%%")}"'
+
+
+_REMOTE = """\
+  case $word in
+    \\[*\\] | *@\\[*\\] | \\[*\\]:* | *@\\[*\\]:*) host=${word#*\\[}; host=${host%%\\]*};;
+    *) host=${word%%:*}; host=${host##*@};;
+  esac"""
+_HOST_OF = {
+    "ssh": "  host=${word##*@}",
+    "scp": f"  case $word in *:*) ;; *) continue;; esac\n{_REMOTE}",
+    "sftp": _REMOTE,
+}
+"""How the host is found in a word that is no option. (What has no colon is scp's own file.)"""
 
 
 def _script(program: str, ports: str, own: Facts) -> str:
@@ -125,26 +140,40 @@ def _script(program: str, ports: str, own: Facts) -> str:
     fallback = (
         f'exec {shlex.quote(own.python)} -I -m raycontrol.sshclient "$private" "$@"'
         if program == "ssh"
-        else f'echo "raycontrol: {program} is not installed on this node; only ssh works without it" >&2\nexit 127'
+        else f'echo "raycontrol: {program} is not installed on this node; only ssh works without it" >&2\n  exit 127'
     )
+    ends = "" if program == "scp" else "  break\n"  # scp may name several hosts
     return f"""#!/bin/sh
 # {program} to the instances of this job, by the job's own keys; to any other host it is the node's own {program}.
 private={shlex.quote(own.private_dir)}
 ports={shlex.quote(ports + " ")}
 port=
+value=
 for word; do
-  host=${{word##*@}}
-  for host in "$host" "${{host%%:*}}"; do
-    case $ports in
-      *" $host="*) port=${{ports#*" $host="}}; port=${{port%% *}}; break 2;;
-    esac
-  done
-done
+  if [ -n "$value" ]; then value=; continue; fi
+  case $word in
+    --) continue;;
+    -?*)
+      rest=${{word#-}}
+      rest=${{rest#"${{rest%%[!{FLAGS[program]}]*}}"}}
+      [ ${{#rest}} -ne 1 ] || value=next
+      continue;;
+  esac
+{_HOST_OF[program]}
+  case $ports in
+    *" $host="*)
+      found=${{ports#*" $host="}}
+      found=${{found%% *}}
+      [ "${{port:-$found}}" = "$found" ] && port=$found || port=several;;
+  esac
+{ends}done
 real=
 IFS=:
+set -f
 for folder in $PATH; do
-  if [ "$folder" != "$private/bin" ] && [ -x "${{folder:-.}}/{program}" ]; then
-    real=${{folder:-.}}/{program}
+  folder=${{folder:-.}}
+  if [ -f "$folder/{program}" ] && [ -x "$folder/{program}" ] && [ ! -e "$folder/../ssh/hosts.json" ]; then
+    real=$folder/{program}
     break
   fi
 done
@@ -154,5 +183,6 @@ if [ -z "$real" ]; then
 elif [ -z "$port" ]; then
   exec "$real" "$@"
 fi
-exec "$real" -F "$private/ssh/config" -o StrictHostKeyChecking=yes -o Port="$port" "$@"
+[ "$port" = several ] || set -- -o Port="$port" "$@"
+exec "$real" -F "$private/ssh/config" -o StrictHostKeyChecking=yes "$@"
 """

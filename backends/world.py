@@ -20,6 +20,8 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovo
 """Programs that start a world; each has a stand-in that comes first on PATH."""
 AGENT = "raycontrol-rsh"
 """What launchers call instead of ssh. A bare name: Open MPI's daemons look for the launcher's agent on their own nodes."""
+BROKEN = "broken"
+"""The folder where the agent puts down which of its connections ended abnormally, one file each."""
 ADVICE = "raycontrol: "
 """How lines begin that a stand-in wrote."""
 
@@ -126,7 +128,7 @@ def files(
                 indent=1,
             ),
             **{f"bin/{name}": _stand_in(name, fact) for name in LAUNCHERS},
-            f"bin/{AGENT}": _stand_in("rsh-agent", fact),
+            f"bin/{AGENT}": agent(fact, facts[0].instance),
         }
         for fact in facts
     }
@@ -147,6 +149,38 @@ def _stand_in(name: str, fact: Facts) -> str:
     return f'#!/bin/sh\nexec {program} {shlex.quote(fact.private_dir)} {name} "$@"\n'
 
 
+def agent(fact: Facts, launcher: str) -> str:
+    """Return what MPI launchers call instead of ssh: ours, which tells the other end of which world the command is.
+
+    It refuses where no world of ours runs: a launcher was reached around the stand-ins there. What becomes of a
+    connection is put down in ``broken``, because mpirun itself may take its loss for a success.
+    """
+    refusal = (
+        f"{ADVICE}an MPI launcher was reached around raycontrol's own on {fact.instance} (by an absolute path, or "
+        "from an environment that comes first on PATH) and would start a second world: call plain `mpirun`, found on "
+        "PATH, or set `run_on: launcher`"
+    )
+    default = "0" if fact.instance == launcher else ""
+    return f"""#!/bin/sh
+private={shlex.quote(fact.private_dir)}
+world=${{RAYCONTROL_WORLD:-{default}}}
+if [ -z "$world" ]; then
+  echo {shlex.quote(refusal)} >&2
+  exit 1
+fi
+for host; do
+  case $host in -*) ;; *) break;; esac
+done
+"$private/bin/ssh" -o SetEnv=RAYCONTROL_WORLD="$world" "$@"
+code=$?
+if [ $code != 0 ]; then
+  mkdir -p "$private/{BROKEN}" &&
+    echo "the ssh connection to $host for a part of the MPI world ended with exit code $code" >"$private/{BROKEN}/$$"
+fi
+exit $code
+"""
+
+
 def warnings(spec: JobSpec) -> list[str]:
     """Say what ``placement: pack`` means to MPI."""
     if spec.placement is not Placement.PACK:
@@ -159,30 +193,50 @@ def warnings(spec: JobSpec) -> list[str]:
 
 # What launchers say.
 
+EXIT, SIGNAL, ABORT = "exit", "signal", "abort"
+# Not in here is Hydra's BAD TERMINATION. It mixes the status of the rank that failed with those of the ranks that Hydra
+# killed after it, and so shows exit code 3 as signal 9 and SIGINT as SIGSEGV.
 _REPORTS = (
-    # prterun (Open MPI 5) and mpirun (4): a rank that exited with a code, or by a signal
-    re.compile(
-        r"[Pp]rocess(?: name: \[prterun-[^\]]*,| rank )\s*(?P<rank>\d+)\]?[\s\S]{0,200}?[Ee]xit (?:code|status):\s*(?P<code>\d+)"
+    # Open MPI 5 (prterun) and 4 (mpirun)
+    (EXIT, r"Process name: \[(?:prterun-[^\]]*|\[\d+,\d+\]),(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    (SIGNAL, r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited\s+on\s+signal (?P<code>\d+)"),
+    (
+        ABORT,
+        r"MPI_ABORT was invoked on .*\s+Proc: \[\[\d+,\d+\],(?P<rank>\d+)\]\s+Errorcode: (?P<code>-?\d+)",
     ),
-    re.compile(r"process rank (?P<rank>\d+) with PID[\s\S]{0,200}?exited on\s+signal (?P<signal>\d+)"),
-    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+)[\s\S]{0,200}?with errorcode\s+(?P<code>-?\d+)"),
+    (
+        ABORT,
+        r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator MPI_COMM_WORLD\s+with errorcode (?P<code>-?\d+)",
+    ),
+    # MPICH, Intel MPI
+    (ABORT, r"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+)\b"),
     # horovodrun
-    re.compile(r"Process name: (?P<rank>\d+)\s+Exit code:\s*(?P<code>-?\d+)"),
-    # Hydra (MPICH, Intel MPI)
-    re.compile(
-        r"BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES[\s\S]{0,300}?EXIT CODE:\s*(?P<code>\d+)"
-    ),
+    (EXIT, r"Process name: (?P<rank>\d+)\s+Exit code: (?P<code>-?\d+)"),
 )
+_PATTERNS = tuple((how, re.compile(pattern)) for how, pattern in _REPORTS)
+_NO_ADVICE = re.compile(r"\S+ waits for .* to call it too$")
 
 
 def explain(lines: Sequence[str]) -> Cause | None:
-    """Read what mpirun, prterun, horovodrun or Hydra say of the rank that failed first, and what a stand-in advised."""
-    text = "\n".join(lines)
-    advice = next((line.removeprefix(ADVICE) for line in reversed(lines) if line.startswith(ADVICE)), None)
-    found = [match for pattern in _REPORTS if (match := pattern.search(text))]
-    if not found:
+    """Read what mpirun, prterun or horovodrun say of the rank that failed first, and what a stand-in advised."""
+    said = (line.removeprefix(ADVICE) for line in reversed(lines) if line.startswith(ADVICE))
+    advice = next((text for text in said if not _NO_ADVICE.match(text)), None)
+    failed = _first_failed("\n".join(lines))
+    if failed is None:
         return None if advice is None else Cause(advice=advice)
-    said = min(found, key=lambda match: match.start()).groupdict()
-    rank, code, number = said.get("rank"), said.get("code"), said.get("signal")
-    exit_code = int(code) if code else -int(number) if number else None
-    return Cause(rank=int(rank) if rank else None, exit_code=exit_code, advice=advice)
+    rank, code = failed
+    return Cause(rank=rank, exit_code=code, advice=advice)
+
+
+def _first_failed(text: str) -> tuple[int, int] | None:
+    """Return rank and code of the last report; of an abort, with all that it brings about, the first."""
+    found = sorted(
+        (match.start(), how, int(match["rank"]), int(match["code"]))
+        for how, pattern in _PATTERNS
+        for match in pattern.finditer(text)
+    )
+    told: tuple[str, int, int] | None = None
+    for _, how, rank, code in found:
+        if told is None or told[0] != ABORT or how == EXIT:
+            told = (how, rank, -code if how == SIGNAL else code)
+    return None if told is None else told[1:]

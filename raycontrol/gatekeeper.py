@@ -41,10 +41,19 @@ class Launcher(Protocol):
 class Gatekeeper:
     """One instance's end of collective calls. ``meeting`` names the instances that take part, the launcher first."""
 
-    def __init__(self, folder: Path, instance: str, meeting: Sequence[str], launcher: Launcher) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        instance: str,
+        meeting: Sequence[str],
+        launcher: Launcher,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._folder = folder
         self._me = instance
         self._launcher = launcher
+        self._patience_s = patience_s
         self._gate = Gate(meeting[0], meeting) if instance == meeting[0] else None
         self._moved = asyncio.Condition()
         self._calls = 0
@@ -102,19 +111,22 @@ class Gatekeeper:
     # One stand-in's connection.
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        call = self._calls
-        self._calls += 1
         try:
-            if await _heard(reader) is None:
-                return
-            if self._gate is not None:
-                await self._lead(call, reader, writer)
-            else:
-                await self._follow(call, writer)
+            if await _heard(reader) is not None:
+                await self._take(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            log.info("the stand-in of call %d is gone", call)
+            log.info("a stand-in is gone")
         finally:
             writer.close()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a call, the next of this instance."""
+        call = self._calls
+        self._calls += 1
+        if self._gate is not None:
+            await self._lead(call, reader, writer)
+        else:
+            await self._follow(call, writer)
 
     async def _lead(self, call: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Let the launcher's call go when everybody is there; without a word of its end it was killed."""
@@ -137,7 +149,7 @@ class Gatekeeper:
         gate = self._held()
         told: tuple[str, ...] = ()
         while gate.missing(call):
-            await self._until(lambda: not gate.missing(call), PATIENCE_S)
+            await self._until(lambda: not gate.missing(call), self._patience_s)
             missing = gate.missing(call)
             if missing and missing != told:
                 told = missing

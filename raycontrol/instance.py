@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from raycontrol import backends, nodefacts, process
-from raycontrol.disk import private_folder, write_private
+from raycontrol.backends.world import BROKEN
+from raycontrol.disk import matching, private_folder, write_private
 from raycontrol.errors import RaycontrolError
 from raycontrol.events import (
     InstanceClosed,
@@ -59,6 +60,8 @@ SHIP_LIMIT_S = 20.0
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 VERDICT_LINES = 20
+LONGEST_WORDS = 60
+"""How many lines of a log's end a verdict keeps, and how many if a message began before them."""
 EXPLAIN_LINES = 400
 MAX_TOLD = 5
 PROOFS_AT_ONCE = 16
@@ -415,10 +418,18 @@ class Instance:
         me = self._identity
         self._report(WorldBroken(time.time(), me.attempt_id, me.instance, _storable(message)))
 
+    async def _tell_lost_connections(self) -> None:
+        """Report what the agent of an MPI launcher has put down: a launcher's exit code does not tell of it."""
+        if self._stopping:
+            return
+        for path in await asyncio.to_thread(matching, self._folder / BROKEN, "*"):
+            self._world_broken((await asyncio.to_thread(path.read_text)).strip())
+
     # Runs.
 
     async def _await_exit(self, name: str, running: process.Process) -> None:
         exit_ = await running.wait()
+        await self._tell_lost_connections()
         try:
             lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
             cause = backends.explain(self._identity.mode, lines) if exit_.code != 0 else None
@@ -433,7 +444,7 @@ class Instance:
             oom=exit_.oom,
             error=_storable(exit_.error) if exit_.error else None,
             cause=cause,
-            last_lines=tuple(lines[-VERDICT_LINES:]) if exit_.code != 0 else (),
+            last_lines=last_words(lines) if exit_.code != 0 else (),
         )
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
         if self._gatekeeper is not None:
@@ -568,6 +579,20 @@ class LinkToLauncher:
 
 class UnreachableError(RaycontrolError):
     """Two instances of a job cannot reach each other."""
+
+
+def last_words(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the end of a log: the last lines, and all of the message that they are part of.
+
+    Open MPI puts its messages between rules of dashes, and what went wrong at their beginning.
+    """
+    said = [line.rstrip(" \0") for line in lines]
+    while said and not said[-1]:
+        said.pop()
+    start = max(0, len(said) - VERDICT_LINES)
+    rules = [number for number, line in enumerate(said) if line and not line.strip("-") and len(line) > 40]
+    opening = [first for first, last in zip(rules[::2], rules[1::2], strict=False) if first < start <= last]
+    return tuple(said[max(0, len(said) - LONGEST_WORDS, min([start, *opening])) :])
 
 
 def _how(error: Exception) -> str:

@@ -6,9 +6,6 @@ It finds the real program of that name behind itself on PATH and decides by ``RU
 or meet the other instances first, because in a job whose start command runs on every instance these launchers are
 collective: one world starts, from the launcher instance, when every instance has made the call.
 
-As ``rsh-agent`` it is what MPI launchers call instead of ssh. It refuses on an instance where no world of ours runs:
-there a launcher was reached around the stand-ins and would start a second one.
-
 Pure standard library and few imports, because every launch waits for them: ``_json``, ``_signal``, ``_socket`` and
 ``_ctypes`` are the C halves of the modules of these names.
 """
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-AGENT = "rsh-agent"
 WORLD = "RAYCONTROL_WORLD"
 SETTINGS_FILE = "standin.json"
 ENVIRONMENT_FILE = "environment"
@@ -79,11 +75,8 @@ def main(private: str, name: str, *args: str) -> None:
     signal.signal(signal.SIGINT, _plain(signal.getsignal(signal.SIGINT)))
     environ = own_environment()
     settings = read_settings(private)
-    if name == AGENT:
-        agent(private, args, environ, settings).carry_out()
-    else:
-        real = find_program(name, environ.get("PATH", DEFAULT_PATH))
-        decide(Call(private, name, args, environ, settings, real)).carry_out()
+    real = find_program(name, environ.get("PATH", DEFAULT_PATH))
+    decide(Call(private, name, args, environ, settings, real)).carry_out()
 
 
 class Call:
@@ -336,21 +329,6 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > 3:
         names = [*names[:2], f"{len(names) - 2} more instances"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def agent(private: str, args: Sequence[str], environ: Environment, settings: Mapping[str, Any]) -> Answer:
-    """What an MPI launcher gets instead of ssh: ours, telling the other end of which world the command is."""
-    instance = settings["instance"]
-    world = environ.get(WORLD, "0" if instance == settings["launcher"] else None)
-    if world is None:
-        return Refuse(
-            REFUSED,
-            f"an MPI launcher was reached around raycontrol's own on {instance} (by an absolute path, or from an "
-            "environment that comes first on PATH) and would start a second world: call plain `mpirun`, found on "
-            "PATH, or set `run_on: launcher`",
-        )
-    ssh = os.path.join(private, "bin", "ssh")
-    return Execute(ssh, [ssh, "-o", f"SetEnv={WORLD}={world}", *args], environ)
 
 
 class Instance:

@@ -95,8 +95,14 @@ NAMES_BY_MODE = {
         "PET_MASTER_ADDR",
         "PET_MASTER_PORT",
     ),
+    "mpi": (
+        "NODE_IP_SLOT_LIST",
+        "OMPI_MCA_orte_default_hostfile",
+        "PRTE_MCA_prte_default_hostfile",
+        "HYDRA_HOST_FILE",
+    ),
 }
-SINGLE_ROLE = {"ddp": "master"}
+SINGLE_ROLE = {"ddp": "master", "mpi": "launcher"}
 
 # What Ray gives a worker and a job may have as well, because raycontrol sets it too.
 SET_AFRESH = {"PYTHONUNBUFFERED"}
@@ -326,6 +332,34 @@ def a_bare_torchrun_finds_its_flags(job: Job) -> Iterator[str]:
         yield from unequal(document, "PET_MASTER_PORT", env["MASTER_PORT"])
 
 
+# -- mpi
+
+
+def hosts_and_slots_are_those_of_the_instances(job: Job) -> Iterator[str]:
+    """The list and the hostfiles name each node once, in INDEX order, with the slots of its instances."""
+    for document in job.documents:
+        slots: dict[str, int] = {}
+        for (ip, _), number in zip(node_list(document["env"]), job.slots, strict=True):
+            slots[ip] = slots.get(ip, 0) + number
+        yield from unequal(
+            document, "NODE_IP_SLOT_LIST", ",".join(f"{ip}:{number}" for ip, number in slots.items())
+        )
+        lines = {"OMPI": "{} slots={}", "PRTE": "{} slots={}", "HYDRA": "{}:{}"}
+        for name, found in document["hostfiles"].items():
+            wanted = [lines[name.split("_")[0]].format(ip, number) for ip, number in slots.items()]
+            if found != wanted:
+                yield f"{who(document)}: {name} names a file with {found}, not {wanted}"
+        if len(document["hostfiles"]) != 3:
+            yield f"{who(document)}: has {len(document['hostfiles'])} hostfiles"
+
+
+def there_is_an_ssh_of_the_jobs_own(job: Job) -> Iterator[str]:
+    for document in job.documents:
+        first = document["env"]["PATH"].split(":")[0]
+        if not first.endswith(f"/{document['env']['RAYCONTROL_INSTANCE']}/bin"):
+            yield f"{who(document)}: PATH begins with {first}"
+
+
 # -- jobs that run at once
 
 
@@ -392,6 +426,7 @@ EVERY_MODE: tuple[Rule, ...] = (
 )
 BY_MODE: dict[str, tuple[Rule, ...]] = {
     "ddp": (rank_is_index_and_world_size_counts_instances, a_bare_torchrun_finds_its_flags),
+    "mpi": (hosts_and_slots_are_those_of_the_instances, there_is_an_ssh_of_the_jobs_own),
 }
 TOGETHER: tuple[Callable[[Sequence[Job]], Iterable[str]], ...] = (
     ports_differ,

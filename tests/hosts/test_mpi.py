@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.checker import Job, violations
 from tests.hosts import jobs
 from tests.hosts.conftest import Cluster
 from tests.hosts.jobs import PROGRAMS, Ran, accuracy, run, succeeded
-from tests.hosts.network import REPOSITORY
+from tests.hosts.network import ENVIRONMENT, RAY_ENVIRONMENT, REPOSITORY
 
 TI_ONE = (
     "mpirun --allow-run-as-root -np $GPU_NUM -H $NODE_IP_SLOT_LIST"
@@ -157,6 +158,24 @@ def test_ssh_scp_and_rsync_between_instances_of_any_job(cluster: Cluster) -> Non
         "code 7",
         "code 255",
     ]
+
+
+def test_the_contract_seen_from_outside(cluster: Cluster) -> None:
+    probe = REPOSITORY / "tests/hosts/probe"
+    groups = "groups={launcher: {slots: 1}, worker: {count: 2, slots: 2}}"
+    options = ("--mode", "mpi", "--set", "nodes=null", "--set", groups, "--set", "env={GREETING: hello}")
+    ran = succeeded(cluster, 1, "--name", "probe", *options, "--working-dir", probe, "--", "python3 probe.py")
+    contract = Job(
+        ran.outputs("probe-*.json"),
+        slots=(1, 2, 2),
+        gpus=(0, 0, 0),
+        mode="mpi",
+        name="probe",
+        env={"GREETING": "hello"},
+        files=("probe.py", "job.yaml"),
+        node_env={**ENVIRONMENT, **RAY_ENVIRONMENT},
+    )
+    assert violations([contract]) == []
 
 
 def test_the_example_learns_to_read_digits(cluster: Cluster) -> None:

@@ -65,7 +65,7 @@ def test_an_instance_whose_actor_is_killed(cluster: Cluster) -> None:
     ("line", "words"),
     [
         ("mpirun --hostfile nosuch python mpi_report.py", "nosuch"),
-        ("mpirun -np 99 python mpi_report.py", "slots"),
+        ("mpirun -np 99 python mpi_report.py", "not enough slots"),
         ("PATH=$(dirname $(command -v mpirun)):/usr/bin:/bin mpirun true", "mpirun: not found"),
     ],
 )

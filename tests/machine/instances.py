@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycontrol.events import Report
+from raycontrol.gate import Outcome
 from raycontrol.instance import Identity, Instance, Preparation
 from raycontrol.plan import Alive, Orders, PlannedRun, Until
 from raycontrol.process import marked
@@ -21,7 +22,10 @@ LIMIT_S = 20
 
 
 class FakeLinks:
-    """Controller, archive and node. While ``controller_down`` no report arrives; ``package_error`` fails the node."""
+    """Controller, archive, node and the job's other instances, its ``peers``.
+
+    While ``controller_down`` no report arrives; ``package_error`` fails the node.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -32,6 +36,7 @@ class FakeLinks:
         self.reports: list[Report] = []
         self.log = b""
         self.outputs: dict[str, bytes] = {}
+        self.peers: dict[str, Instance] = {}
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         if self.controller_down:
@@ -61,32 +66,52 @@ class FakeLinks:
         self.calls.append(f"lease_port {purpose}")
         return 29_000
 
+    async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
+        return await self.peers[launcher].join(instance, call, timeout_s)
+
+    async def leave(self, launcher: str, instance: str) -> None:
+        await self.peers[launcher].leave(instance)
+
 
 class Gang:
     """One instance of one attempt in a folder of its own."""
 
-    def __init__(self, folder: Path, *, raylet_pid: int | None = None, gpus: tuple[str, ...] = ()) -> None:
-        self.job_id = f"test-{uuid.uuid4().hex}"
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        instance: str = "worker-0",
+        mode: Mode = Mode.DDP,
+        job_id: str | None = None,
+        node_name: str = "host-b",
+        raylet_pid: int | None = None,
+        gpus: tuple[str, ...] = (),
+    ) -> None:
+        self.name = instance
+        self.job_id = job_id or f"test-{uuid.uuid4().hex}"
         self.attempt_id = f"{self.job_id}.0"
         self.links = FakeLinks(folder)
         self.code = folder / "code"
+        self.private = folder / "scratch" / "jobs" / self.job_id / "runs" / self.attempt_id / instance
         identity = Identity(
             job_id=self.job_id,
             attempt=0,
             attempt_id=self.attempt_id,
-            instance="worker-0",
-            mode=Mode.DDP,
+            instance=instance,
+            mode=mode,
             ip="127.0.0.1",
-            node_name="host-b",
+            node_name=node_name,
             scratch=str(folder / "scratch"),
             raylet_pid=raylet_pid or os.getpid(),
             gpus=gpus,
         )
         self.instance = Instance(identity, self.links)
 
-    async def prepared(self, package: str | None = None, leases: tuple[str, ...] = ()) -> Any:
+    async def prepared(
+        self, package: str | None = None, leases: tuple[str, ...] = (), ssh: bool = False
+    ) -> Any:
         """Prepare the instance; returns the facts it reported."""
-        await self.instance.prepare(Preparation(package, leases))
+        await self.instance.prepare(Preparation(package, leases, ssh))
         return (await self.heard("InstancePrepared")).facts
 
     async def heard(self, kind: str, count: int = 1) -> Any:

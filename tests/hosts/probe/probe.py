@@ -27,6 +27,7 @@ from typing import Any, TextIO
 Document = dict[str, Any]
 
 SIOCGIFADDR = 0x8915
+HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "HYDRA_HOST_FILE")
 
 
 def main() -> None:
@@ -96,7 +97,12 @@ def surroundings(local: int, inherited: list[str]) -> Document:
         "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
         "blocked_signals": blocked_signals(),
         "umask": umask(),
+        "hostfiles": {name: hostfile(name) for name in HOSTFILES if name in os.environ},
     }
+
+
+def hostfile(name: str) -> list[str]:
+    return Path(os.environ[name]).read_text().splitlines()
 
 
 def addresses() -> list[str]:
