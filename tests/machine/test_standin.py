@@ -416,7 +416,9 @@ def horovod(instance: Instance) -> Instance:
     package = instance.mpi / "horovod" / "runner" / "common" / "util"
     package.mkdir(parents=True)
     for folder in (package, *package.parents[:3]):
-        (folder / "__init__.py").touch()  # a real Horovod that is installed would come before a package without it
+        (
+            folder / "__init__.py"
+        ).touch()  # a real Horovod that is installed would come before a package without it
     (package / "env.py").write_text(HOROVOD_ENV)
     write_script(instance.mpi / "horovodrun", HOROVODRUN.format(python=sys.executable))
     instance.environ |= {"INDEX": "0", "RAYCONTROL_INSTANCE": "launcher-0", "API_TOKEN": "s3cret", **ODD}
