@@ -223,7 +223,21 @@ def test_a_launchers_command_that_ends_badly_breaks_the_world_and_others_do_not(
                 "an MPI daemon (prted …) was ended by SIGKILL while its world ran",
                 "an MPI daemon (exit …) ended with exit code 4",
             ]
-            assert job.launcher.told("WorldBroken") == []
+            lost = "the ssh connection to worker-0 for a part of the MPI world ended with exit code"
+            told = sorted(report.message for report in job.launcher.told("WorldBroken"))
+            assert told == [f"{lost} 255", f"{lost} 4"]
+
+    play(story())
+
+
+def test_how_a_command_ended_is_told_whatever_lies_among_the_lost_connections(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with open_job(tmp_path) as job:
+            await job.started(
+                'lost="$(dirname "$(command -v ssh)")/../broken"; mkdir -p "$lost/folder"; '
+                "printf '\\377\\n' > \"$lost/1\"; exit 3"
+            )
+            assert (await job.launcher.heard("RunExited")).ended.code == 3
 
     play(story())
 
@@ -360,7 +374,7 @@ def test_a_world_that_ends_with_its_job_is_not_broken(tmp_path: Path) -> None:
             await job.started("raycontrol-rsh worker-0 'touch $FLAGS/up; exec sleep 100'")
             await job.flagged("up")
             await job.closed(0.2)
-            assert job.worker.told("WorldBroken") == []
+            assert job.launcher.told("WorldBroken") == job.worker.told("WorldBroken") == []
 
     play(story())
 
