@@ -21,7 +21,7 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovo
 AGENT = "raycontrol-rsh"
 """What launchers call instead of ssh. A bare name: Open MPI's daemons look for the launcher's agent on their own nodes."""
 BROKEN = "broken"
-"""The folder where the agent puts down which of its connections ended abnormally, one file each."""
+"""The folder where the agent (``standin``) puts down which of its connections ended abnormally, one file each."""
 ADVICE = "raycontrol: "
 """How lines begin that a stand-in wrote."""
 
@@ -128,7 +128,7 @@ def files(
                 indent=1,
             ),
             **{f"bin/{name}": _stand_in(name, fact) for name in LAUNCHERS},
-            f"bin/{AGENT}": agent(fact, facts[0].instance),
+            f"bin/{AGENT}": _stand_in("rsh-agent", fact),
         }
         for fact in facts
     }
@@ -147,38 +147,6 @@ def _hidden(environment: Mapping[str, Environment]) -> set[str]:
 def _stand_in(name: str, fact: Facts) -> str:
     program = f"{shlex.quote(fact.python)} -I -S {shlex.quote(fact.package_dir + '/standin.py')}"
     return f'#!/bin/sh\nexec {program} {shlex.quote(fact.private_dir)} {name} "$@"\n'
-
-
-def agent(fact: Facts, launcher: str) -> str:
-    """Return what MPI launchers call instead of ssh: ours, which tells the other end of which world the command is.
-
-    It refuses where no world of ours runs: a launcher was reached around the stand-ins there. What becomes of a
-    connection is put down in ``broken``, because mpirun itself may take its loss for a success.
-    """
-    refusal = (
-        f"{ADVICE}an MPI launcher was reached around raycontrol's own on {fact.instance} (by an absolute path, or "
-        "from an environment that comes first on PATH) and would start a second world: call plain `mpirun`, found on "
-        "PATH, or set `run_on: launcher`"
-    )
-    default = "0" if fact.instance == launcher else ""
-    return f"""#!/bin/sh
-private={shlex.quote(fact.private_dir)}
-world=${{RAYCONTROL_WORLD:-{default}}}
-if [ -z "$world" ]; then
-  echo {shlex.quote(refusal)} >&2
-  exit 1
-fi
-for host; do
-  case $host in -*) ;; *) break;; esac
-done
-"$private/bin/ssh" -o SetEnv=RAYCONTROL_WORLD="$world" "$@"
-code=$?
-if [ $code != 0 ]; then
-  mkdir -p "$private/{BROKEN}" &&
-    echo "the ssh connection to $host for a part of the MPI world ended with exit code $code" >"$private/{BROKEN}/$$"
-fi
-exit $code
-"""
 
 
 def warnings(spec: JobSpec) -> list[str]:

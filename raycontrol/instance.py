@@ -382,6 +382,7 @@ class Instance:
 
     async def _prove_ssh(self, target: str, deadline: float) -> None:
         """Run `ssh TARGET true` until it answers, or until the deadline; then say what ssh says."""
+        said = ""
         async with self._proving:
             while True:
                 number = next(self._numbers)
@@ -399,8 +400,8 @@ class Instance:
                 exit_ = await self._ended_by(proof, deadline)
                 if exit_.code == 0:
                     return
+                said = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096)) or said
                 if time.monotonic() > deadline:
-                    said = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
                     me = self._identity
                     raise UnreachableError(
                         f"{me.instance} on {me.node_name} ({me.ip}) cannot run a command on {target} through ssh: "
@@ -411,6 +412,8 @@ class Instance:
     async def _ended_by(self, running: process.Process, deadline: float) -> process.Exit:
         try:
             return await asyncio.wait_for(running.gone(), max(RETRY_S, deadline - time.monotonic()))
+        except asyncio.TimeoutError:
+            return await running.kill("it takes too long")
         finally:
             await asyncio.shield(self._start(running.kill("the proof is over")))
 
@@ -422,8 +425,8 @@ class Instance:
         """Report what the agent of an MPI launcher has put down: a launcher's exit code does not tell of it."""
         if self._stopping:
             return
-        for path in await asyncio.to_thread(matching, self._folder / BROKEN, "*"):
-            self._world_broken((await asyncio.to_thread(path.read_text)).strip())
+        for text in await asyncio.to_thread(_texts, self._folder / BROKEN):
+            self._world_broken(text)
 
     # Runs.
 
@@ -579,6 +582,17 @@ class LinkToLauncher:
 
 class UnreachableError(RaycontrolError):
     """Two instances of a job cannot reach each other."""
+
+
+def _texts(folder: Path) -> list[str]:
+    """Return what the files of a folder say; what cannot be read is passed over."""
+    found = []
+    for path in matching(folder, "*"):
+        try:
+            found.append(path.read_text(errors="replace").strip())
+        except OSError as error:
+            log.warning("%s cannot be read: %s", path, error)
+    return found
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, ...]:

@@ -6,11 +6,14 @@ It finds the real program of that name behind itself on PATH and decides by ``RU
 or meet the other instances first, because in a job whose start command runs on every instance these launchers are
 collective: one world starts, from the launcher instance, when every instance has made the call.
 
+As ``rsh-agent`` it is what MPI launchers call instead of ssh. It refuses on an instance where no world of ours runs:
+there a launcher was reached around the stand-ins and would start a second one.
+
 Pure standard library and few imports, because every launch waits for them: ``_json``, ``_signal``, ``_socket`` and
 ``_ctypes`` are the C halves of the modules of these names.
 """
 
-# ruff: noqa: PTH110, PTH113, PTH118, PTH119, PTH120
+# ruff: noqa: PTH103, PTH104, PTH110, PTH113, PTH118, PTH119, PTH120
 # (pathlib takes longer to import than the interpreter to start)
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
+AGENT = "rsh-agent"
 WORLD = "RAYCONTROL_WORLD"
+BROKEN = "broken"
 SETTINGS_FILE = "standin.json"
 ENVIRONMENT_FILE = "environment"
 SOCKET_FILE = "gate.sock"
@@ -75,6 +80,8 @@ def main(private: str, name: str, *args: str) -> None:
     signal.signal(signal.SIGINT, _plain(signal.getsignal(signal.SIGINT)))
     environ = own_environment()
     settings = read_settings(private)
+    if name == AGENT:
+        agent(private, args, environ, settings)
     real = find_program(name, environ.get("PATH", DEFAULT_PATH))
     decide(Call(private, name, args, environ, settings, real)).carry_out()
 
@@ -331,6 +338,45 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+# The agent.
+
+
+def agent(private: str, args: Sequence[str], environ: Environment, settings: Mapping[str, Any]) -> NoReturn:
+    """Run our ssh, telling the other end of which world the command is; end with it, and it with us.
+
+    What becomes of the connection is put down, because mpirun itself may take its loss for a success.
+    """
+    instance = settings["instance"]
+    world = environ.get(WORLD, "0" if instance == settings["launcher"] else None)
+    if world is None:
+        Refuse(
+            REFUSED,
+            f"an MPI launcher was reached around raycontrol's own on {instance} (by an absolute path, or from an "
+            "environment that comes first on PATH) and would start a second world: call plain `mpirun`, found on "
+            "PATH, or set `run_on: launcher`",
+        ).carry_out()
+    ssh = os.path.join(private, "bin", "ssh")
+    status = run(ssh, [ssh, "-o", f"SetEnv={WORLD}={world}", *args], environ)
+    if status != 0 and not passed_on:
+        host = next((arg for arg in args if not arg.startswith("-")), "a host")
+        how = f"exit code {status}" if status > 0 else f"signal {-status}"
+        put_down(private, f"the ssh connection to {host} for a part of the MPI world ended with {how}\n")
+    end_as(status)
+
+
+def put_down(private: str, text: str) -> None:
+    """Keep a text where the instance looks for it, whole or not at all."""
+    folder = os.path.join(private, BROKEN)
+    new = os.path.join(private, f".{BROKEN}.{os.getpid()}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(new, "w") as file:
+            file.write(text)
+        os.rename(new, os.path.join(folder, str(os.getpid())))
+    except OSError as error:
+        say(f"{folder}: {error.strerror}")
+
+
 class Instance:
     """The connection to the instance, which keeps the gate: one JSON object a line, both ways."""
 
@@ -372,6 +418,10 @@ class Instance:
 # Processes.
 
 
+passed_on: list[int] = []
+"""The signals that ``run`` has passed on."""
+
+
 def run(program: str, argv: list[str], environ: Environment) -> int:
     """Run the program as a child and return its exit code, or the negative number of the signal that ended it.
 
@@ -391,12 +441,14 @@ def run(program: str, argv: list[str], environ: Environment) -> int:
             execute(program, argv, environ)
         finally:
             os._exit(NOT_RUNNABLE)
+
+    def pass_on(number: int, _: object) -> None:
+        passed_on.append(number)
+        os.kill(child, number)
+
     for number in FORWARDED:
         if signal.getsignal(number) != signal.SIG_IGN:
-            passed_on = not (typing and number in TYPED)
-            signal.signal(
-                number, (lambda number, _: os.kill(child, number)) if passed_on else (lambda *_: None)
-            )
+            signal.signal(number, (lambda *_: None) if typing and number in TYPED else pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     # It stays a zombie while we are, so that its number cannot become another process's.
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)

@@ -63,7 +63,7 @@ with open(f"{sys.argv[1]}/{hvd.rank()}.json", "w") as file:
 @pytest.mark.parametrize(
     ("options", "with_mpirun", "uses_mpi"),
     [
-        pytest.param([], True, True, id="plain"),
+        pytest.param([], True, False, id="plain"),
         pytest.param([], False, False, id="plain, with no mpirun"),
         pytest.param(["--mpi"], True, True, id="mpi"),
         pytest.param(["--gloo"], True, False, id="gloo"),

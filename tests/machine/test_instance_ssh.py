@@ -256,6 +256,21 @@ def test_a_launcher_that_is_killed_breaks_the_world_of_its_daemons(tmp_path: Pat
     play(story())
 
 
+def test_an_agent_that_is_killed_takes_its_connection_along(tmp_path: Path) -> None:
+    """As mpirun does with those that are left, when it ends abnormally."""
+
+    async def story() -> None:
+        async with open_job(tmp_path) as job:
+            await job.started(
+                "raycontrol-rsh worker-0 'touch $FLAGS/up; exec sleep 100' & "
+                "while [ ! -e $FLAGS/up ]; do sleep 0.02; done; kill -9 $!; sleep 100"
+            )
+            await job.worker.heard("WorldBroken")
+            assert job.launcher.told("RunExited") == []
+
+    play(story())
+
+
 def test_on_a_worker_the_agent_refuses_a_second_world(tmp_path: Path) -> None:
     async def story() -> None:
         async with open_job(tmp_path) as job:
