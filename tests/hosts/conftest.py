@@ -97,7 +97,7 @@ def cluster(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test on a cluster that outlives it, everything that its jobs made is gone."""
-    lasting = {"cluster", "fresh"}.intersection(request.fixturenames)
+    lasting = {"cluster", "fresh", "unprivileged"}.intersection(request.fixturenames)
     if not lasting:
         yield
         return
