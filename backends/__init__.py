@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from raycontrol.backends.world import AGENT
 from raycontrol.errors import PlanError
 from raycontrol.plan import Brief, Cause, Facts, Plan
 from raycontrol.spec import JobSpec, Member, Mode, members, serves_ssh
@@ -77,7 +78,7 @@ def local_environment(mode: Mode) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if value is not None and name not in LEFT_OUT and not value.startswith("/")
+        if value is not None and name not in LEFT_OUT and not value.startswith("/") and value != AGENT
     }
 
 

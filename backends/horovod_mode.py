@@ -25,6 +25,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
         stages=(*ssh.stages(gang), start({launcher.name: run})),
         deciders=frozenset([launcher.name]),
         warnings=(*warnings(gang), *world.warnings(spec)),
+        meeting=(launcher.name,),
     )
 
 

@@ -29,7 +29,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
         stages=(*ssh.stages(gang), start({member.name: _run(spec, member) for member in starting})),
         deciders=frozenset(member.name for member in starting),
         warnings=(*warnings(gang), *world.warnings(spec)),
-        meeting=tuple(member.name for member in gang) if everywhere else (),
+        meeting=tuple(member.name for member in starting),
     )
 
 

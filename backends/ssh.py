@@ -15,6 +15,8 @@ from raycontrol.spec import Member
 
 SERVE_LIMIT_S = 30.0
 PROVE_LIMIT_S = 60.0
+PROVE_INSTANCE_S = 0.2
+"""How much longer the proofs may take for each instance: the first one makes and takes all of them."""
 FLAGS = {"ssh": "46AaCfGgKkMNnqsTtVvXxYy", "scp": "12346ABCdfOpqRrsTtv", "sftp": "1246AaCfhNpqrv"}
 """Programs that have a stand-in, and their options that take no value."""
 
@@ -24,15 +26,18 @@ def files(gang: Sequence[Member], facts: Sequence[Facts]) -> dict[str, dict[str,
     names = names_of(gang, facts)
     keys = "".join(f"{fact.login_key}\n" for fact in facts)
     known = "".join(f"{fact.instance} {fact.host_key}\n" for fact in facts)
-    table = json.dumps(_table(names, facts), indent=1)
     ports = "".join(f" {name}={fact.ports['ssh']}" for fact in facts for name in names[fact.instance])
+    shared = {
+        "ssh/authorized_keys": keys,
+        "ssh/known_hosts": known,
+        "ssh/config": _config(names, facts),
+        "ssh/hosts.json": json.dumps(_table(names, facts), indent=1),
+        "ssh/ports": f"{ports} \n",
+    }
     return {
         fact.instance: {
-            "ssh/authorized_keys": keys,
-            "ssh/known_hosts": known,
-            "ssh/config": _config(names, facts, fact),
-            "ssh/hosts.json": table,
-            **{f"bin/{program}": _script(program, ports, fact) for program in FLAGS},
+            **shared,  # the same text for all: in a large gang it is long
+            **{f"bin/{program}": _script(program, fact) for program in FLAGS},
         }
         for fact in facts
     }
@@ -54,7 +59,7 @@ def stages(gang: Sequence[Member]) -> tuple[Stage, ...]:
     prove = Stage(
         name="prove ssh",
         says=f"{first} and the others reach each other through ssh",
-        limit_s=PROVE_LIMIT_S,
+        limit_s=PROVE_LIMIT_S + PROVE_INSTANCE_S * len(others),
         until=there + back,
     )
     return (serve, prove)
@@ -79,8 +84,11 @@ def _table(names: Mapping[str, tuple[str, ...]], facts: Sequence[Facts]) -> dict
     }
 
 
-def _config(names: Mapping[str, tuple[str, ...]], facts: Sequence[Facts], own: Facts) -> str:
-    """Return an OpenSSH client configuration (ssh_config(5)); of an option that is given twice the first counts."""
+def _config(names: Mapping[str, tuple[str, ...]], facts: Sequence[Facts]) -> str:
+    """Return an OpenSSH client configuration (ssh_config(5)); of an option that is given twice the first counts.
+
+    What differs between instances, the places of keys, is given by ``_script``.
+    """
     hosts = "\n".join(
         f"Host {' '.join(names[fact.instance])}\n"
         f"  HostName {fact.ip}\n"
@@ -91,9 +99,7 @@ def _config(names: Mapping[str, tuple[str, ...]], facts: Sequence[Facts], own: F
     return f"""# The instances of this job, each known by its host key.
 {hosts}
 Host *
-  IdentityFile {_quoted(own.private_dir, "ssh/login_key")}
   IdentitiesOnly yes
-  UserKnownHostsFile {_quoted(own.private_dir, "ssh/known_hosts")}
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
   UpdateHostKeys no
@@ -132,10 +138,10 @@ _HOST_OF = {
 """How the host is found in a word that is no option. (What has no colon is scp's own file.)"""
 
 
-def _script(program: str, ports: str, own: Facts) -> str:
+def _script(program: str, own: Facts) -> str:
     """Return the program that stands before the node's own: options that it gives first win over any later ones.
 
-    Which port belongs to which host is in the script, because a start command may say ``-p 22``.
+    It gives the port too, because a start command may say ``-p 22``.
     """
     fallback = (
         f'exec {shlex.quote(own.python)} -I -m raycontrol.sshclient "$private" "$@"'
@@ -146,7 +152,7 @@ def _script(program: str, ports: str, own: Facts) -> str:
     return f"""#!/bin/sh
 # {program} to the instances of this job, by the job's own keys; to any other host it is the node's own {program}.
 private={shlex.quote(own.private_dir)}
-ports={shlex.quote(ports + " ")}
+IFS= read -r ports <"$private/ssh/ports"
 port=
 value=
 for word; do
@@ -184,5 +190,7 @@ elif [ -z "$port" ]; then
   exec "$real" "$@"
 fi
 [ "$port" = several ] || set -- -o Port="$port" "$@"
-exec "$real" -F "$private/ssh/config" -o StrictHostKeyChecking=yes "$@"
+exec "$real" -F "$private/ssh/config" -o StrictHostKeyChecking=yes \\
+  -o {shlex.quote("IdentityFile=" + _quoted(own.private_dir, "ssh/login_key"))} \\
+  -o {shlex.quote("UserKnownHostsFile=" + _quoted(own.private_dir, "ssh/known_hosts"))} "$@"
 """

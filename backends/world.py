@@ -114,10 +114,12 @@ def files(
 ) -> dict[str, dict[str, str]]:
     """Return hostfiles and stand-ins, by path below the private folder."""
     hidden = sorted(_hidden(environment))
+    hostfile = "".join(f"{host.ip} slots={host.slots}\n" for host in hosts)
+    hydra = "".join(f"{bracketed(host.ip)}:{host.slots}\n" for host in hosts)
     return {
         fact.instance: {
-            "hostfile": "".join(f"{host.ip} slots={host.slots}\n" for host in hosts),
-            "hostfile.hydra": "".join(f"{bracketed(host.ip)}:{host.slots}\n" for host in hosts),
+            "hostfile": hostfile,
+            "hostfile.hydra": hydra,
             "standin.json": json.dumps(
                 {
                     "instance": fact.instance,

@@ -41,6 +41,8 @@ from raycontrol.spec import members
 
 WATCH_S = 15.0
 NODE_CALL_S = 30.0
+CALLS_AT_ONCE = 1000
+"""How many calls an instance takes at once, those of other instances not counted."""
 
 
 class ControllerActor(Controller):
@@ -100,6 +102,8 @@ class RayCluster:
                 lifetime="detached",
                 get_if_exists=True,
                 max_restarts=0,
+                max_concurrency=CALLS_AT_ONCE
+                + 2 * len(job.instances),  # each instance may wait at the launcher's
                 num_cpus=wanted.get("CPU", 0),
                 num_gpus=wanted.get("GPU", 0),
                 memory=wanted.get("memory"),

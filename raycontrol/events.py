@@ -94,13 +94,25 @@ class InstanceNoted:
 class WorldBroken:
     """A part of an MPI world (a daemon, its ssh connection) ended abnormally on the instance.
 
-    mpirun may exit 0 all the same, so that such an attempt has failed whatever the start command says.
+    mpirun may exit 0 all the same, so that such an attempt has failed, unless the launcher of that ``world`` (None: not
+    known) failed itself and the start command went on.
     """
 
     at: float
     attempt_id: str
     instance: str
     message: str
+    world: int | None = None
+
+
+@dataclass(frozen=True)
+class WorldFailed:
+    """The MPI launcher of a world has said itself that it failed; what follows from that is for the start command to say."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    world: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,7 @@ Report = (
     | RunExited
     | InstanceNoted
     | WorldBroken
+    | WorldFailed
     | RunsGone
     | InstanceClosed
 )

@@ -44,10 +44,12 @@ class Gate:
         self._ended: set[str] = set()
         self._finished: dict[int, int] = {}
 
-    def arrive(self, instance: str, call: int) -> None:
-        """``instance`` has made its call of that number and waits."""
-        if instance not in self._ended:
-            self._arrived[instance].add(call)
+    def arrive(self, instance: str, call: int) -> bool:
+        """``instance`` has made its call of that number and waits; return whether that is news."""
+        if instance in self._ended or call in self._arrived[instance]:
+            return False
+        self._arrived[instance].add(call)
+        return True
 
     def end(self, instance: str) -> None:
         """The start command of ``instance`` has ended: nobody waits for its calls any more."""

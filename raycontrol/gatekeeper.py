@@ -12,9 +12,9 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from raycontrol.gate import Abandoned, Finished, Gate, Outcome
 
@@ -26,6 +26,9 @@ RETRY_S = 0.5
 PATIENCE_S = 10.0
 """How long a launcher waits for the others before it says for whom."""
 KILLED = -9
+
+T = TypeVar("T")
+Message: TypeAlias = "asyncio.Task[dict[str, Any] | None]"
 
 
 class Launcher(Protocol):
@@ -39,7 +42,11 @@ class Launcher(Protocol):
 
 
 class Gatekeeper:
-    """One instance's end of collective calls. ``meeting`` names the instances that take part, the launcher first."""
+    """One instance's end of collective calls. ``meeting`` names the instances that take part, the launcher first.
+
+    ``on_world_ended(call, status)`` is told on the launcher how the world of a call ended: its launcher's exit code, or a
+    signal's negative number.
+    """
 
     def __init__(
         self,
@@ -47,31 +54,37 @@ class Gatekeeper:
         instance: str,
         meeting: Sequence[str],
         launcher: Launcher,
+        on_world_ended: Callable[[int, int], None] = lambda call, status: None,
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._folder = folder
         self._me = instance
         self._launcher = launcher
+        self._on_world_ended = on_world_ended
         self._patience_s = patience_s
         self._gate = Gate(meeting[0], meeting) if instance == meeting[0] else None
         self._moved = asyncio.Condition()
         self._calls = 0
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     async def open(self) -> None:
         """Listen for stand-ins."""
-        self._server = await asyncio.start_unix_server(self._serve, sock=_bound(self._folder / SOCKET))
+        self._server = await asyncio.start_unix_server(self._connected, sock=_bound(self._folder / SOCKET))
 
     def close(self) -> None:
+        """Take no more calls; stand-ins that wait see the end of their connection."""
         if self._server is not None:
             self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
 
     async def join(self, instance: str, call: int, timeout_s: float) -> Outcome | None:
         """On the launcher: take another instance's call, wait for its end."""
         gate = self._held()
-        gate.arrive(instance, call)
-        await self._announce()
+        if gate.arrive(instance, call):  # most say again what is known, which must not wake the others
+            await self._announce()
         await self._until(lambda: gate.outcome(call) is not None, timeout_s)
         return gate.outcome(call)
 
@@ -84,12 +97,19 @@ class Gatekeeper:
         """This instance's start command has ended; returns when the launcher knows."""
         if self._gate is not None:
             await self.leave(self._me)
-            return
+        else:
+            await self._insist(lambda: self._launcher.leave(self._me))
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the launcher's instance until it answers; if it is dead this instance is being stopped, and we with it."""
+        failures = 0
         while True:
             try:
-                await self._launcher.leave(self._me)
-                return
-            except Exception:  # it cannot be reached; if it is dead this instance is being stopped
+                return await ask()
+            except Exception:
+                if failures == 0:
+                    log.warning("the launcher's instance cannot be reached; trying again", exc_info=True)
+                failures += 1
                 await asyncio.sleep(RETRY_S)
 
     def _held(self) -> Gate:
@@ -108,60 +128,77 @@ class Gatekeeper:
         async with self._moved:
             self._moved.notify_all()
 
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     # One stand-in's connection.
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._start(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if await _heard(reader) is not None:
                 await self._take(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             log.info("a stand-in is gone")
         finally:
             writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a call, the next of this instance."""
+        """Take a call, the next of this instance. ``last`` is the stand-in's last word, or the end of its connection."""
         call = self._calls
         self._calls += 1
-        if self._gate is not None:
-            await self._lead(call, reader, writer)
-        else:
-            await self._follow(call, writer)
+        last = self._start(_heard(reader))
+        try:
+            if self._gate is not None:
+                await self._lead(call, last, writer)
+            else:
+                await self._follow(call, last, writer)
+        finally:
+            last.cancel()
 
-    async def _lead(self, call: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _lead(self, call: int, last: Message, writer: asyncio.StreamWriter) -> None:
         """Let the launcher's call go when everybody is there; without a word of its end it was killed."""
         gate = self._held()
         gate.arrive(self._me, call)
         status = KILLED
         try:
-            await self._everybody(call, writer)
-            await _tell(writer, {"go": call})
-            said = await _heard(reader)
-            if said is not None:
-                status = int(said["status"])
+            if await self._everybody(call, last, writer):
+                await _tell(writer, {"go": call})
+                said = await last
+                status = KILLED if said is None else int(said["status"])
         finally:
             gate.finish(call, status)
+            self._on_world_ended(call, status)
             await self._announce()
         await _tell(writer, {"ok": True})
 
-    async def _everybody(self, call: int, writer: asyncio.StreamWriter) -> None:
-        """Return when nobody is missing; say for whom it waits when that takes long, or changes."""
+    async def _everybody(self, call: int, last: Message, writer: asyncio.StreamWriter) -> bool:
+        """Wait until nobody is missing; say for whom when that takes long, or changes. False: our stand-in is gone."""
         gate = self._held()
         told: tuple[str, ...] = ()
-        while gate.missing(call):
-            await self._until(lambda: not gate.missing(call), self._patience_s)
+        last.add_done_callback(lambda _: self._start(self._announce()))
+        while gate.missing(call) and not last.done():
+            await self._until(lambda: not gate.missing(call) or last.done(), self._patience_s)
             missing = gate.missing(call)
-            if missing and missing != told:
+            if missing and missing != told and not last.done():
                 told = missing
                 await _tell(writer, {"waiting": list(missing)})
+        return not last.done()
 
-    async def _follow(self, call: int, writer: asyncio.StreamWriter) -> None:
+    async def _follow(self, call: int, last: Message, writer: asyncio.StreamWriter) -> None:
         outcome: Outcome | None = None
         while outcome is None:
-            try:
-                outcome = await self._launcher.join(self._me, call, POLL_S)
-            except Exception:  # as in ``start_command_ended``
-                await asyncio.sleep(RETRY_S)
+            joining = self._start(self._insist(lambda: self._launcher.join(self._me, call, POLL_S)))
+            await asyncio.wait({joining, last}, return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                joining.cancel()
+                return
+            outcome = joining.result()
         match outcome:
             case Finished(status):
                 await _tell(writer, {"status": status})

@@ -11,14 +11,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from raycontrol import backends, nodefacts, process
 from raycontrol.backends.world import BROKEN
-from raycontrol.disk import matching, private_folder, write_private
+from raycontrol.disk import matching, private_folder, remove_tree, write_private
 from raycontrol.errors import RaycontrolError
 from raycontrol.events import (
     InstanceClosed,
@@ -30,6 +30,7 @@ from raycontrol.events import (
     RunsGone,
     StagePassed,
     WorldBroken,
+    WorldFailed,
 )
 from raycontrol.gate import Outcome
 from raycontrol.gatekeeper import Gatekeeper
@@ -90,7 +91,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What an instance needs before the plan is made: the packed working directory and ports of its node."""
+    """What an instance needs before the plan is made: the packed working directory, ports of its node, an ssh endpoint."""
 
     package: str | None
     leases: tuple[str, ...]
@@ -125,7 +126,10 @@ class Links(Protocol):
 
 
 class Instance:
-    """Carries out orders and reports. All methods but ``watch`` return at once; their outcome is a report. Each may be called again."""
+    """Carries out orders and reports. ``prepare``, ``carry_out`` and ``stop`` return at once; their outcome is a report.
+
+    Each may be called again. ``watch``, ``join`` and ``leave`` wait.
+    """
 
     def __init__(self, identity: Identity, links: Links) -> None:
         self._identity = identity
@@ -157,7 +161,7 @@ class Instance:
         await asyncio.sleep(timeout_s)
 
     async def prepare(self, order: Preparation) -> None:
-        """Fetch code, lease ports, listen; then report facts (again, when they are known already)."""
+        """Fetch code, lease ports, listen, with ssh make keys too; then report facts (again, when they are known already)."""
         if self._facts is not None:
             self._report(
                 InstancePrepared(time.time(), self._identity.attempt_id, self._identity.instance, self._facts)
@@ -251,7 +255,7 @@ class Instance:
             await self._equip(orders)
             for run in orders.runs:
                 await self._start_run(run, orders)
-            await asyncio.gather(*(self._fulfil(condition, deadline) for condition in orders.until))
+            await _all_of(self._fulfil(condition, deadline) for condition in orders.until)
         except Exception as error:  # whatever it is, the job must hear of it
             log.exception("stage %d", orders.stage)
             self._fail(Reason.STAGE_FAILED, _words(error))
@@ -368,65 +372,79 @@ class Instance:
     ) -> process.Process:
         """Run a command that came in through ssh, as this instance's own."""
         number = next(self._numbers)
-        return await process.start(
+        folder = self._folder / "sessions" / str(number)
+        session = await process.start(
             process.Run(
                 name=f"ssh-{number}",
                 argv=("bash", "-c", command),
                 env={**self._job_environment, **environment},
                 cwd=self._cwd(None),
-                folder=str(self._folder / "sessions" / str(number)),
+                folder=str(folder),
                 mark=self._identity.attempt_id,
                 stdio=stdio,
             )
         )
+        self._start(_forget(session, folder))
+        return session
 
     async def _prove_ssh(self, target: str, deadline: float) -> None:
         """Run `ssh TARGET true` until it answers, or until the deadline; then say what ssh says."""
         said = ""
-        async with self._proving:
-            while True:
-                number = next(self._numbers)
-                folder = self._folder / "proofs" / str(number)
-                proof = await process.start(
-                    process.Run(
-                        name=f"prove-ssh-{number}",
-                        argv=(str(self._folder / BIN / "ssh"), "-n", target, "true"),
-                        env=self._job_environment,
-                        cwd="/",
-                        folder=str(folder),
-                        mark=self._identity.attempt_id,
-                    )
+        while True:
+            async with self._proving:
+                exit_, words = await self._try_ssh(target, deadline)
+            if exit_.code == 0:
+                return
+            said = words or said
+            if time.monotonic() > deadline:
+                me = self._identity
+                raise UnreachableError(
+                    f"{me.instance} on {me.node_name} ({me.ip}) cannot run a command on {target} through ssh: "
+                    f"{said or exit_.error or 'no answer'}. Check firewalls and routes between the two nodes"
                 )
-                exit_ = await self._ended_by(proof, deadline)
-                if exit_.code == 0:
-                    return
-                said = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096)) or said
-                if time.monotonic() > deadline:
-                    me = self._identity
-                    raise UnreachableError(
-                        f"{me.instance} on {me.node_name} ({me.ip}) cannot run a command on {target} through ssh: "
-                        f"{said or exit_.error or 'no answer'}. Check firewalls and routes between the two nodes"
-                    )
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
-    async def _ended_by(self, running: process.Process, deadline: float) -> process.Exit:
+    async def _try_ssh(self, target: str, deadline: float) -> tuple[process.Exit, str]:
+        """Run it once, with the very programs that jobs use; return how it ended and what it said."""
+        number = next(self._numbers)
+        folder = self._folder / "proofs" / str(number)
+        proof = await process.start(
+            process.Run(
+                name=f"prove-ssh-{number}",
+                argv=(str(self._folder / BIN / "ssh"), "-n", target, "true"),
+                env=self._job_environment,
+                cwd="/",
+                folder=str(folder),
+                mark=self._identity.attempt_id,
+            )
+        )
         try:
-            return await asyncio.wait_for(running.gone(), max(RETRY_S, deadline - time.monotonic()))
+            exit_ = await asyncio.wait_for(proof.gone(), max(RETRY_S, deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            return await running.kill("it takes too long")
+            exit_ = await proof.kill("it takes too long")
         finally:
-            await asyncio.shield(self._start(running.kill("the proof is over")))
+            await asyncio.shield(self._start(proof.kill("the proof is over")))
+        words = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
+        await asyncio.to_thread(remove_tree, folder)
+        return exit_, words
 
-    def _world_broken(self, message: str) -> None:
+    def _world_broken(self, world: str, message: str, at: float | None = None) -> None:
         me = self._identity
-        self._report(WorldBroken(time.time(), me.attempt_id, me.instance, _storable(message)))
+        number = int(world) if world.isdecimal() else None
+        when = time.time() if at is None else at
+        self._report(WorldBroken(when, me.attempt_id, me.instance, _storable(message), number))
+
+    def _world_ended(self, call: int, status: int) -> None:
+        me = self._identity
+        if status != 0:
+            self._report(WorldFailed(time.time(), me.attempt_id, me.instance, call))
 
     async def _tell_lost_connections(self) -> None:
         """Report what the agent of an MPI launcher has put down: a launcher's exit code does not tell of it."""
         if self._stopping:
             return
-        for text in await asyncio.to_thread(_texts, self._folder / BROKEN):
-            self._world_broken(text)
+        for at, world, text in await asyncio.to_thread(_put_down, self._folder / BROKEN):
+            self._world_broken(world, text, at)
 
     # Runs.
 
@@ -580,19 +598,37 @@ class LinkToLauncher:
         await self.links.leave(self.launcher, instance)
 
 
+async def _forget(running: process.Process, folder: Path) -> None:
+    """Remove the folder of a run of which nobody will ask any more once it is gone."""
+    await running.gone()
+    await asyncio.to_thread(remove_tree, folder)
+
+
+async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it at once; when one part fails, or we are cancelled, nothing of the others goes on."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class UnreachableError(RaycontrolError):
     """Two instances of a job cannot reach each other."""
 
 
-def _texts(folder: Path) -> list[str]:
-    """Return what the files of a folder say; what cannot be read is passed over."""
+def _put_down(folder: Path) -> list[tuple[float, str, str]]:
+    """Return what an agent has put down (``standin``): when, of which world, in words. What cannot be read is passed over."""
     found = []
     for path in matching(folder, "*"):
         try:
-            found.append(path.read_text(errors="replace").strip())
+            text = path.read_text(errors="replace").strip()
+            found.append((path.stat().st_mtime, path.name.partition(".")[0], text))
         except OSError as error:
             log.warning("%s cannot be read: %s", path, error)
-    return found
+    return sorted(found)
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, ...]:

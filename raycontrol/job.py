@@ -32,11 +32,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Broken:
-    """The first part of an MPI world that ended abnormally, and on which instance."""
+    """The first part of an MPI world (of that number, if it is known) that ended abnormally, and on which instance."""
 
     at: float
     instance: str
     message: str
+    world: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Job:
 
     ``attempt`` counts tries as a user sees them; ``reservation`` counts placements, so that the names made from it
     (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
-    ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot succeed any more.
+    ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot
+    succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
     """
 
     id: str
@@ -90,6 +92,7 @@ class Job:
     verdict: Verdict | None = None
     failed_at: float | None = None
     broken: Broken | None = None
+    failed_worlds: tuple[int, ...] = ()
     pending: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -97,6 +100,11 @@ class Job:
     @property
     def attempt_id(self) -> str:
         return f"{self.id}.{self.reservation}"
+
+    @property
+    def fault(self) -> Broken | None:
+        """What has broken although no launcher has said so: with it, an exit 0 is no success."""
+        return None if self.broken is None or self.broken.world in self.failed_worlds else self.broken
 
     @property
     def brief(self) -> Brief:

@@ -45,6 +45,7 @@ from raycontrol.events import (
     TimePassed,
     WatchInstance,
     WorldBroken,
+    WorldFailed,
 )
 from raycontrol.job import Broken, Ended, Instance, Job, plan_of
 from raycontrol.spec import members
@@ -145,7 +146,7 @@ def deadline(job: Job) -> float | None:
             return job.since + plan_of(job).stages[job.stage].limit_s + STAGE_SLACK_S
         case JobState.RUNNING:
             ends = [] if limits.run_s is None else [job.since + limits.run_s]
-            return min([*ends, job.broken.at + BROKEN_S] if job.broken else ends, default=None)
+            return min([*ends, job.fault.at + BROKEN_S] if job.fault else ends, default=None)
         case JobState.STOPPING:
             if all(item.closed for item in job.instances):
                 return None
@@ -173,6 +174,7 @@ def _chosen(job: Job, event: NodesChosen) -> Change:
     )
     placed = _enter(job, JobState.PLACING, Reason.PLACED, event.at)
     placed = replace(placed, reservation=job.reservation + 1, instances=instances, stage=0, pending=None)
+    placed = replace(placed, broken=None, failed_worlds=())
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
 
 
@@ -235,16 +237,22 @@ def _exited(job: Job, event: RunExited) -> Change:
 
 def _world_broken(job: Job, event: WorldBroken) -> Change:
     """Keep the first; a job that was about to succeed has failed, a running one waits for its launcher's own word."""
-    known = job.broken is not None and job.broken.at <= event.at
+    known = job.fault is not None and job.fault.at <= event.at
     if known or job.state not in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
         return None
-    broken = Broken(event.at, event.instance, event.message)
+    broken = Broken(event.at, event.instance, event.message, event.world)
     told = f"{event.instance}: {event.message}"
     if job.state is not JobState.STOPPING:
         return replace(job, broken=broken), told
-    if job.after is not JobState.SUCCEEDED:
+    if job.after is not JobState.SUCCEEDED or event.world in job.failed_worlds:
         return None
     return _fail_late(replace(job, broken=broken), verdicts.broken_world(broken)), told
+
+
+def _world_failed(job: Job, event: WorldFailed) -> Change:
+    if job.state not in (JobState.STARTING, JobState.RUNNING) or event.world in job.failed_worlds:
+        return None
+    return replace(job, failed_worlds=(*job.failed_worlds, event.world)), None
 
 
 def _noted(job: Job, event: InstanceNoted) -> Change:
@@ -286,8 +294,7 @@ def _released(job: Job, event: NodesReleased) -> Change:
         return None
     if job.after is JobState.QUEUED:
         queued = _enter(job, JobState.QUEUED, Reason.WAITING, event.at)
-        queued = replace(queued, after=None, instances=(), forced=False, broken=None)
-        return queued, "back in the queue"
+        return replace(queued, after=None, instances=(), forced=False), "back in the queue"
     ended = _enter(job, job.after, job.reason, event.at)
     summary = job.verdict.summary if job.verdict else "every start command exited 0"
     return replace(ended, ended_at=event.at, after=None, pending=None), summary
@@ -317,9 +324,8 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
             return _give_up(job), "instances that do not answer are given up as lost"
-        case JobState.RUNNING if job.broken is not None:
-            verdict = verdicts.broken_world(job.broken)
-            return _stop(job, event.at, verdict, because=f"{job.broken.instance}: {job.broken.message}")
+        case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
+            return _stop_broken(job, job.fault, event.at)
         case _:
             verdict = verdicts.timeout(job)
             return _stop(job, event.at, verdict, because=verdict.summary)
@@ -335,6 +341,7 @@ _DECIDERS: dict[type, Callable[..., Change]] = {
     StagePassed: _passed,
     RunExited: _exited,
     WorldBroken: _world_broken,
+    WorldFailed: _world_failed,
     InstanceNoted: _noted,
     RunsGone: _runs_gone,
     InstanceClosed: _closed,
@@ -354,9 +361,8 @@ def _settle(job: Job, at: float) -> Change:
             return _begin(job, at)
         case JobState.STARTING if all(item.passed >= job.stage for item in job.instances):
             return _next_stage(job, at)
-        case JobState.RUNNING if job.broken is not None and _decided(job):
-            verdict = verdicts.broken_world(job.broken)
-            return _stop(job, at, verdict, because=f"{job.broken.instance}: {job.broken.message}")
+        case JobState.RUNNING if job.fault is not None and _decided(job):
+            return _stop_broken(job, job.fault, at)
         case JobState.RUNNING if _decided(job):
             return _enter(replace(job, after=JobState.SUCCEEDED), JobState.STOPPING, Reason.COMPLETED, at), (
                 "every start command that decides exited 0"
@@ -428,6 +434,10 @@ def _stop(job: Job, at: float, verdict: Verdict, because: str) -> tuple[Job, str
     return replace(stopping, after=final, verdict=verdict, pending=None), f"stopping: {verdict.summary}"
 
 
+def _stop_broken(job: Job, fault: Broken, at: float) -> tuple[Job, str]:
+    return _stop(job, at, verdicts.broken_world(fault), because=f"{fault.instance}: {fault.message}")
+
+
 def _fail_late(job: Job, verdict: Verdict) -> Job:
     """Let a job fail that is ending as a success: it has not ended yet."""
     return replace(job, after=JobState.FAILED, reason=verdict.reason, verdict=verdict)
@@ -469,7 +479,7 @@ def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     """Let the verdict name another instance if that one failed by itself before the one that reported first."""
     by_itself = not ended.ok and ended.sender is None and job.failed_at is not None
     if by_itself and job.failed_at is not None and ended.at < job.failed_at:
-        verdict = verdicts.failure(instance, ended)
+        verdict = verdicts.failure(instance, ended, job.broken)
         job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
         return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
     return job

@@ -16,18 +16,22 @@ import psutil
 LEASED_PORTS = range(20_000, 29_400)
 """Where leased ports come from: below the kernel's ephemeral range, above what services use, beside torchrun's 29400 and 29500."""
 
+BATCH_STEP = ("SLURM_", "PBS_", "LSB_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HOROVOD_RANK", "HOROVOD_SIZE")
+"""How names begin that tell a program in which step of a batch system it runs, and as which rank: Ray's, not the job's."""
+
 RAYS_ALLOCATOR = "/ray/core/libjemalloc.so"
 
 
 def raylet_environment(raylet_pid: int) -> dict[str, str]:
-    """Return the environment the raylet was started with, less everything of Ray's own.
+    """Return the environment the raylet was started with, less all of Ray's own and of the batch step that runs it.
 
     It is what the person who ran ``ray start`` had set up for this node: PATH, modules, proxies, locale. The
     environment of a Ray worker is not used: Ray adds to it (facts in docs/environment.md).
     """
     raw = Path(f"/proc/{raylet_pid}/environ").read_bytes()
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
-    return without_ray({os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs})
+    environment = without_ray({os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs})
+    return {name: value for name, value in environment.items() if not name.startswith(BATCH_STEP)}
 
 
 def without_ray(environment: Mapping[str, str]) -> dict[str, str]:

@@ -123,8 +123,7 @@ class Plan:
     ``environment[name]`` is what the job adds to the node's own environment on that instance (None unsets);
     ``files[name]`` are texts by path below the instance's private folder, those in ``bin`` programs
     (it comes first on PATH); ``deciders`` are the instances whose start commands must all exit 0 for the attempt
-    to succeed; ``meeting`` are those that have to call an MPI launcher together, the launcher first (empty: calls are
-    nobody else's business).
+    to succeed; ``meeting`` are those whose calls of MPI launchers belong together, the launcher first.
     """
 
     mode: str
@@ -163,14 +162,14 @@ class Cause:
 
 
 def orders(plan: Plan, stage: int, instance: str) -> Orders:
-    """Return what ``instance`` has to do in the stage of that number."""
+    """Return what ``instance`` has to do in the stage of that number. Files go with the first stage only."""
     work = plan.stages[stage]
     return Orders(
         stage=stage,
         says=work.says,
         limit_s=work.limit_s,
         environment=plan.environment[instance],
-        files=plan.files.get(instance, {}),
+        files=plan.files.get(instance, {}) if stage == 0 else {},
         runs=tuple(work.runs.get(instance, ())),
         until=tuple(condition for condition in work.until if condition.source == instance),
         meeting=plan.meeting,

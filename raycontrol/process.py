@@ -42,7 +42,6 @@ __all__ = [
     "Run",
     "marked",
     "read_status",
-    "shell_argv",
     "start",
     "sweep",
     "sweep_all",
@@ -249,13 +248,6 @@ class Process:
 
 
 _following: set[asyncio.Task[None]] = set()  # the event loop itself keeps tasks by weak references only
-
-
-def shell_argv(command: str | tuple[str, ...], pipefail: bool) -> tuple[str, ...]:
-    """What a start command executes: a line is bash's, a list is run as it is."""
-    if not isinstance(command, str):
-        return tuple(command)
-    return ("bash", "-o", "pipefail", "-c", command) if pipefail else ("bash", "-c", command)
 
 
 def read_status(folder: str | Path) -> Exit | None:

@@ -139,7 +139,12 @@ def got(path: Keys, value: Any, document: Document) -> str:
 
 
 def _is_secret(path: Keys) -> bool:
-    return "env" in path[:-1] and _SECRET.search(str(path[-1])) is not None
+    return "env" in path[:-1] and is_secret_name(str(path[-1]))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name may hold a secret."""
+    return _SECRET.search(name) is not None
 
 
 def _text_rule(path: Keys, value: Any, document: Document) -> str:

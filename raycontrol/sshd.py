@@ -18,7 +18,7 @@ from typing import Any
 import asyncssh
 
 from raycontrol import disk
-from raycontrol.sshsession import Service, Session, StartCommand
+from raycontrol.sshsession import OnBroken, Service, Session, StartCommand
 
 __all__ = ["HOST_KEY", "LOGIN_KEY", "Endpoint", "Keys", "StartCommand", "make_keys"]
 
@@ -68,7 +68,7 @@ def make_keys(folder: Path) -> Keys:
 class Endpoint:
     """Listens from ``open`` on, lets holders of the authorised keys in from ``serve`` on, until ``drain`` or ``close``.
 
-    ``start`` starts a command; ``on_broken`` gets a text for people, once for each command of an MPI launcher's (it had
+    ``start`` starts a command; ``on_broken`` gets the number of the world and a text for people, once for each command of an MPI launcher's (it had
     ``RAYCONTROL_WORLD`` in its environment) that ended in another way than with exit code 0 while we were not closing.
     A peer that is silent for ``silence_s`` seconds is gone.
     """
@@ -77,7 +77,7 @@ class Endpoint:
         self,
         keys_folder: Path,
         start: StartCommand,
-        on_broken: Callable[[str], None],
+        on_broken: OnBroken,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._host_key = keys_folder / HOST_KEY

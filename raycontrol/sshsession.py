@@ -31,9 +31,11 @@ LAST_WORDS_S = 1.0
 SFTP_VERSION = 3  # what OpenSSH speaks
 FAILED = 255  # what ssh itself exits with when it, and not the command, has failed
 DAEMONS = ("prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy")
-NO_SHELL = "raycontrol: this endpoint runs commands only, without a terminal; give one: ssh HOST COMMAND [ARGUMENT...]"
+NO_SHELL = "raycontrol ssh: this endpoint runs commands only, without a terminal; give one: ssh HOST COMMAND [ARGUMENT...]"
 log = logging.getLogger(__name__)
 
+OnBroken = Callable[[str, str], None]
+"""``on_broken(world, text)``: what came from an MPI launcher of that world ended abnormally."""
 StartCommand = Callable[[str, Mapping[str, str], tuple[int, int, int]], Awaitable[Process]]
 
 
@@ -42,7 +44,7 @@ class Service:
     """What the sessions of one endpoint share. ``closing`` says why no new command is taken; None: they are."""
 
     start: StartCommand
-    on_broken: Callable[[str], None]
+    on_broken: OnBroken
     cwd: str = "/"
     closing: str | None = None
     sessions: set[Session] = field(default_factory=set)
@@ -97,7 +99,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
     def session_started(self) -> None:
         command = self._channel.get_command()
         if self._service.closing is not None:
-            self._refuse(f"raycontrol: no new commands: {self._service.closing}", FAILED)
+            self._refuse(f"raycontrol ssh: no new commands: {self._service.closing}", FAILED)
         elif self._channel.get_subsystem() is not None:
             self._serve_files()
         elif command is None:
@@ -160,7 +162,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
         try:
             (stdin, stdin_ours), (stdout_ours, stdout), (stderr_ours, stderr) = open_pipes(3)
         except OSError as error:
-            self._refuse(f"raycontrol: the command could not be started: {error.strerror}", FAILED)
+            self._refuse(f"raycontrol ssh: the command could not be started: {error.strerror}", FAILED)
             return
         self._service.sessions.add(self)
         self._stdin = Inlet(stdin_ours, self._channel, self._is_closed)
@@ -176,7 +178,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
             outcome = await self._carry(command, environment, theirs)
             excused = self._excused if self._lost else self._service.closing is not None
             if WORLD in environment and not excused and (fault := self._fault(command, outcome)):
-                self._service.on_broken(fault)
+                self._service.on_broken(environment[WORLD], fault)
             self._answer(outcome)
             if self._process is not None:
                 await self._process.gone()
@@ -238,7 +240,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
         self._answered = True
         for text in filter(None, (outcome.error, self._killed)):
             try:
-                self._channel.write_stderr(f"raycontrol: {text}\n".encode("utf-8", "backslashreplace"))
+                self._channel.write_stderr(f"raycontrol ssh: {text}\n".encode("utf-8", "backslashreplace"))
             except OSError:
                 pass  # the end of the outputs was said already
         if outcome.code is None and outcome.signal is not None:

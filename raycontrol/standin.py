@@ -35,6 +35,8 @@ else:
 
 AGENT = "rsh-agent"
 WORLD = "RAYCONTROL_WORLD"
+UNKNOWN = "unknown"
+"""The world of a launcher that was reached around the stand-ins."""
 BROKEN = "broken"
 SETTINGS_FILE = "standin.json"
 ENVIRONMENT_FILE = "environment"
@@ -148,15 +150,20 @@ def by_a_launcher(call: Call) -> Answer | None:
     return Execute(*of_world(call, call.environ[WORLD])) if WORLD in call.environ else None
 
 
-def on_one_instance(call: Call) -> Answer | None:
-    return Execute(*of_world(call, "0")) if call.settings["run_on"] != "every_instance" else None
+def on_an_instance_that_only_serves(call: Call) -> Answer | None:
+    """It takes no part in calls; the agent sees to it that nothing starts from there."""
+    serves = (
+        call.settings["run_on"] != "every_instance" and call.settings["instance"] != call.settings["launcher"]
+    )
+    return Execute(*as_called(call)) if serves else None
 
 
 def collective(call: Call) -> Answer | None:
+    """Also where the start command runs on the launcher alone: then it meets nobody, but its end is heard of."""
     return Meet(call)
 
 
-RULES = (missing, question, inside_a_world, by_a_launcher, on_one_instance, collective)
+RULES = (missing, question, inside_a_world, by_a_launcher, on_an_instance_that_only_serves, collective)
 
 
 def asks(name: str, args: Sequence[str]) -> bool:
@@ -347,7 +354,7 @@ def agent(private: str, args: Sequence[str], environ: Environment, settings: Map
     What becomes of the connection is put down, because mpirun itself may take its loss for a success.
     """
     instance = settings["instance"]
-    world = environ.get(WORLD, "0" if instance == settings["launcher"] else None)
+    world = environ.get(WORLD, UNKNOWN if instance == settings["launcher"] else None)
     if world is None:
         Refuse(
             REFUSED,
@@ -360,19 +367,21 @@ def agent(private: str, args: Sequence[str], environ: Environment, settings: Map
     if status != 0 and not passed_on:
         host = next((arg for arg in args if not arg.startswith("-")), "a host")
         how = f"exit code {status}" if status > 0 else f"signal {-status}"
-        put_down(private, f"the ssh connection to {host} for a part of the MPI world ended with {how}\n")
+        put_down(
+            private, world, f"the ssh connection to {host} for a part of the MPI world ended with {how}\n"
+        )
     end_as(status)
 
 
-def put_down(private: str, text: str) -> None:
-    """Keep a text where the instance looks for it, whole or not at all."""
+def put_down(private: str, world: str, text: str) -> None:
+    """Keep a text where the instance looks for it, whole or not at all, under the number of the world."""
     folder = os.path.join(private, BROKEN)
     new = os.path.join(private, f".{BROKEN}.{os.getpid()}")
     try:
         os.makedirs(folder, exist_ok=True)
         with open(new, "w") as file:
             file.write(text)
-        os.rename(new, os.path.join(folder, str(os.getpid())))
+        os.rename(new, os.path.join(folder, f"{world}.{os.getpid()}"))
     except OSError as error:
         say(f"{folder}: {error.strerror}")
 

@@ -7,7 +7,8 @@ from raycontrol.status import JobState, Reason, Verdict
 
 
 def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> Verdict:
-    before = f"; before that on {broken.instance}: {broken.message}" if broken is not None else ""
+    earlier = broken is not None and broken.at <= ended.at
+    before = f"; before that on {broken.instance}: {broken.message}" if broken and earlier else ""
     return Verdict(
         reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
         summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}{before}",

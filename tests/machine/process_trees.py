@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from raycontrol import process, supervisor
-from raycontrol.process import Exit, Run, shell_argv
+from raycontrol.plan import shell_argv
+from raycontrol.process import Exit, Run
 from tests.support import wait_until
 
 T = TypeVar("T")

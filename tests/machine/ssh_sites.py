@@ -58,7 +58,9 @@ class Site:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.keys = sshd.make_keys(folder / "ssh")
-        self.endpoint = sshd.Endpoint(folder / "ssh", self._start, self.broken.append, silence_s)
+        self.endpoint = sshd.Endpoint(
+            folder / "ssh", self._start, lambda world, text: self.broken.append(text), silence_s
+        )
         self.port = self.play(self.endpoint.open(IP))
         self.write_files(self.keys.host)
 

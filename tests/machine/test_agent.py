@@ -46,13 +46,13 @@ class Agent:
         return process.returncode, out, errors
 
     def broken(self) -> list[str]:
-        return [path.read_text() for path in (self.private / standin.BROKEN).glob("*")]
+        return [path.read_text() for path in (self.private / standin.BROKEN).glob("7.*")]
 
 
 @pytest.mark.parametrize(
     ("instance", "environment", "number"),
     [
-        ("launcher-0", {}, "0"),
+        ("launcher-0", {}, "unknown"),
         ("launcher-0", {"RAYCONTROL_WORLD": "3"}, "3"),
         ("worker-0", {"RAYCONTROL_WORLD": "3"}, "3"),
     ],
@@ -83,7 +83,7 @@ def test_a_connection_that_is_lost_is_put_down(
     tmp_path: Path, environment: dict[str, str], code: int, how: str
 ) -> None:
     agent = Agent(tmp_path, "launcher-0")
-    assert agent.end("-x", "10.0.0.2", "prted --secret", **environment)[0] == code
+    assert agent.end("-x", "10.0.0.2", "prted", RAYCONTROL_WORLD="7", **environment)[0] == code
     assert agent.broken() == [
         f"the ssh connection to 10.0.0.2 for a part of the MPI world ended with {how}\n"
     ]
@@ -91,7 +91,7 @@ def test_a_connection_that_is_lost_is_put_down(
 
 def test_one_that_its_launcher_ends_is_not(tmp_path: Path) -> None:
     agent = Agent(tmp_path, "launcher-0")
-    with agent.start("10.0.0.2", "prted", STAY="1") as process:
+    with agent.start("10.0.0.2", "prted", STAY="1", RAYCONTROL_WORLD="7") as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == "-"  # ssh is up, and so are the handlers of signals
         process.send_signal(signal.SIGTERM)

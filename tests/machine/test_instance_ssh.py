@@ -72,8 +72,9 @@ class Job:
         return self.plan
 
     def orders(self, gang: Gang, stage: int) -> Orders:
+        """With the files of the first stage, so that a story may leave that out."""
         assert self.plan is not None
-        return orders(self.plan, stage, gang.name)
+        return replace(orders(self.plan, stage, gang.name), files=self.plan.files[gang.name])
 
     def ssh_port(self, gang: Gang) -> str:
         port: str = gang.told("InstancePrepared")[0].facts.ports["ssh"]
@@ -218,7 +219,7 @@ def test_a_launchers_command_that_ends_badly_breaks_the_world_and_others_do_not(
                 "raycontrol-rsh worker-0 'exit 4'",
             )
             await job.started("; ".join(f"{line} 2> /dev/null; echo $?" for line in lines))
-            assert (await job.output()).splitlines() == ["255", "3", "0", "world 0", "0", "255", "4"]
+            assert (await job.output()).splitlines() == ["255", "3", "0", "world unknown", "0", "255", "4"]
             assert [report.message for report in job.worker.told("WorldBroken")] == [
                 "an MPI daemon (prted …) was ended by SIGKILL while its world ran",
                 "an MPI daemon (exit …) ended with exit code 4",
@@ -422,10 +423,10 @@ def test_an_instance_that_never_answers_fails_the_stage_in_words(tmp_path: Path)
                 work = job.orders(job.launcher, PROVE)
                 port = f"Port {silent.getsockname()[1]}"
                 config = work.files["ssh/config"].replace(f"Port {job.ssh_port(job.worker)}", port)
-                script = work.files["bin/ssh"].replace(
+                ports = work.files["ssh/ports"].replace(
                     f"={job.ssh_port(job.worker)} ", f"={silent.getsockname()[1]} "
                 )
-                files = {**work.files, "ssh/config": config, "bin/ssh": script}
+                files = {**work.files, "ssh/config": config, "ssh/ports": ports}
                 await job.launcher.instance.carry_out(replace(work, files=files, limit_s=0.5))
                 failed = await job.launcher.heard("InstanceFailed")
             assert failed.message == (

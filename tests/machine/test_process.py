@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 
 from raycontrol import process
-from raycontrol.process import Exit, read_status, shell_argv, start
+from raycontrol.process import Exit, read_status, start
 from tests.machine.process_trees import Owner, Trees, marks_of, output, parent, play, trees, until
 from tests.support import wait_until
 
 __all__ = ["trees"]
-
-
-def test_a_line_is_bashs_and_a_list_runs_as_it_is():
-    assert shell_argv("a | b", pipefail=True) == ("bash", "-o", "pipefail", "-c", "a | b")
-    assert shell_argv("a | b", pipefail=False) == ("bash", "-c", "a | b")
-    assert shell_argv(("echo", "$HOME"), pipefail=True) == ("echo", "$HOME")
 
 
 def test_a_run_that_exits_0_at_once_has_its_outcome_on_disk(trees: Trees):

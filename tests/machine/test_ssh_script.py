@@ -55,7 +55,10 @@ class Launcher:
     def job(self, port: str | None) -> list[str]:
         """The options by which the job's own configuration rules."""
         options = ["-F", f"{self.private}/ssh/config", "-o", "StrictHostKeyChecking=yes"]
-        return [*options, *(("-o", f"Port={port}") if port else ())]
+        folder = str(self.private).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+        keys = ["-o", f'IdentityFile="{folder}/ssh/login_key"']
+        hosts = ["-o", f'UserKnownHostsFile="{folder}/ssh/known_hosts"']
+        return [*options, *keys, *hosts, *(("-o", f"Port={port}") if port else ())]
 
 
 def launcher(top: Path, folder: str = "private", python: str = sys.executable) -> Launcher:

@@ -93,7 +93,7 @@ def test_a_shell_without_a_command_is_answered_with_advice(site: Site):
     ran = site.ssh()
     assert (ran.returncode, ran.stdout) == (1, b"")
     assert ran.stderr.decode().splitlines()[-1] == (
-        "raycontrol: this endpoint runs commands only, without a terminal; give one: ssh HOST COMMAND [ARGUMENT...]"
+        "raycontrol ssh: this endpoint runs commands only, without a terminal; give one: ssh HOST COMMAND [ARGUMENT...]"
     )
 
 
@@ -247,7 +247,7 @@ def connected(site: Site, **more: Any) -> Any:
 
 def test_a_command_that_cannot_be_started_says_why(site: Site):
     ran = site.ssh("no bash")
-    assert (ran.returncode, ran.stderr) == (127, b"raycontrol: /no/such/bash: no such file\n")
+    assert (ran.returncode, ran.stderr) == (127, b"raycontrol ssh: /no/such/bash: no such file\n")
     ran = site.ssh("no start")
     assert ran.returncode == 255
     assert ran.stderr == b"raycontrol: the command could not be started: the disk is full\n"
@@ -430,7 +430,7 @@ def test_drain_waits_then_kills_and_takes_no_new_command(site: Site):
     draining = asyncio.run_coroutine_threadsafe(site.endpoint.drain(3, "the job stops"), site._loop)
     wait_until(lambda: site.endpoint._service.closing, 5, "the drain")
     ran = site.ssh("true")
-    assert (ran.returncode, ran.stderr) == (255, b"raycontrol: no new commands: the job stops\n")
+    assert (ran.returncode, ran.stderr) == (255, b"raycontrol ssh: no new commands: the job stops\n")
     (site.flags / "go").touch()
     assert short.wait(20) == 6
     draining.result(20)

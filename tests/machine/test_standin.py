@@ -186,13 +186,17 @@ def test_the_rules_in_their_order(tmp_path: Path):
     assert isinstance(decide(every.call("mpirun", "x", RAYCONTROL_WORLD="2")), Execute)
 
 
-def test_one_instance_starts_the_world_of_number_0(tmp_path: Path):
-    alone = Instance(tmp_path, run_on="launcher")
-    mpirun(alone, "true")
-    answer = decide(alone.call("mpirun", "x"))
+@pytest.mark.parametrize("run_on", ["launcher", "ranks"])
+def test_where_the_launcher_alone_runs_the_command_it_meets_itself_and_a_server_nobody(
+    tmp_path: Path, run_on: str
+):
+    lead, server = Instance(tmp_path / "a", run_on), Instance(tmp_path / "b", run_on, name="worker-0")
+    for instance in (lead, server):
+        mpirun(instance, "true")
+    assert isinstance(decide(lead.call("mpirun", "x")), Meet)
+    answer = decide(server.call("mpirun", "x"))
     assert isinstance(answer, Execute)
-    assert (answer.program, answer.argv) == (str(alone.mpi / "mpirun"), ["mpirun", "x"])
-    assert answer.environ == {**alone.environ, "RAYCONTROL_WORLD": "0"}
+    assert "RAYCONTROL_WORLD" not in answer.environ
 
 
 def test_inside_a_rank_of_run_on_ranks_a_launcher_fails_with_advice(tmp_path: Path):
@@ -205,14 +209,14 @@ def test_inside_a_rank_of_run_on_ranks_a_launcher_fails_with_advice(tmp_path: Pa
         "mpirun: the start command already is the ranks of one world; with `run_on: every_instance` or `launcher` it "
         "may call mpirun itself"
     )
-    assert isinstance(decide(ranks.call("mpirun", "x")), Execute)
+    assert isinstance(decide(ranks.call("mpirun", "x")), Meet)
 
 
 def test_mpichs_launchers_get_their_path_because_they_look_beside_it(tmp_path: Path):
-    alone = Instance(tmp_path, run_on="launcher")
+    alone = Instance(tmp_path)
     mpirun(alone, "true")
     write_script(alone.mpi / "hydra_pmi_proxy", "true")
-    answer = decide(alone.call("mpirun", "x"))
+    answer = decide(alone.call("mpirun", "x", RAYCONTROL_WORLD="0"))
     assert isinstance(answer, Execute)
     assert answer.argv == [str(alone.mpi / "mpirun"), "x"]
 
@@ -232,11 +236,11 @@ def test_a_missing_program_is_named_with_the_path_and_what_to_do(tmp_path: Path)
 
 
 def test_stand_ins_of_other_instances_are_not_taken_for_the_program(tmp_path: Path):
-    instance, other = Instance(tmp_path / "a", run_on="launcher"), Instance(tmp_path / "b")
+    instance, other = Instance(tmp_path / "a"), Instance(tmp_path / "b")
     link = tmp_path / "link"
     link.symlink_to(other.bin)
     mpirun(instance, "echo real")
-    instance.environ["PATH"] = f"{link}:{other.bin}:{instance.environ['PATH']}"
+    instance.environ |= {"PATH": f"{link}:{other.bin}:{instance.environ['PATH']}", "RAYCONTROL_WORLD": "0"}
     assert instance.end_of("mpirun", "x") == (0, "real\n", "")
 
 

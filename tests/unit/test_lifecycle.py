@@ -29,6 +29,7 @@ from raycontrol.events import (
     TimePassed,
     WatchInstance,
     WorldBroken,
+    WorldFailed,
 )
 from raycontrol.job import Ended, Job, info, plan_of
 from raycontrol.lifecycle import SHIPPING_S, STOP_SLACK_S, Step, advance, deadline, resume
@@ -71,6 +72,7 @@ EVENTS: dict[str, JobEvent] = {
     "exited 3": exited("worker-0", 1020.0, code=3),
     "noted": InstanceNoted(1020.0, ATTEMPT, "worker-0", "its log waits on the node"),
     "world broken": WorldBroken(1020.0, ATTEMPT, "worker-0", "prted was ended by signal 9"),
+    "world failed": WorldFailed(1020.0, ATTEMPT, "worker-0", 1),
     "closed": closed("worker-0", 1020.0),
     "lost": InstanceLost(1020.0, ATTEMPT, "worker-0", "its node left the cluster"),
     "released": NodesReleased(1020.0, ATTEMPT),
@@ -127,6 +129,9 @@ world broken   | starting     | STARTING           | PLACED          |
 world broken   | last_stage   | STARTING           | PLACED          |
 world broken   | running      | RUNNING            | STARTED         |
 world broken   | finishing    | STOPPING>FAILED    | WORLD_BROKEN    |
+world failed   | starting     | STARTING           | PLACED          |
+world failed   | last_stage   | STARTING           | PLACED          |
+world failed   | running      | RUNNING            | STARTED         |
 closed         | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
 closed         | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 closed         | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |

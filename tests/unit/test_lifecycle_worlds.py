@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raycontrol.events import TimePassed, WorldBroken
+from raycontrol.events import TimePassed, WorldBroken, WorldFailed
 from raycontrol.lifecycle import BROKEN_S, advance, deadline
 from raycontrol.status import JobState, Reason
 from tests.unit import lifecycle_jobs as jobs
@@ -28,6 +28,34 @@ def test_a_job_whose_launcher_exits_0_after_its_world_broke_has_failed() -> None
 def test_so_has_one_that_hears_of_it_while_it_ends() -> None:
     job = after(jobs.finishing(), BROKEN, closed("master-0"), closed("worker-0"))
     assert (job.after, job.reason) == (JobState.FAILED, Reason.WORLD_BROKEN)
+
+
+def test_a_script_that_goes_on_after_a_launcher_that_failed_can_succeed() -> None:
+    """As `mpirun train || mpirun train --resume` does: the launcher has told it."""
+    ends = (exited("master-0", 1050.0, code=0), exited("worker-0", 1050.0, code=0))
+    in_world_3 = replace(BROKEN, world=3)
+    failed = WorldFailed(1018.5, ATTEMPT, "master-0", 3)
+    for news in ((in_world_3, failed), (failed, in_world_3)):
+        job = after(jobs.running(), *news)
+        assert deadline(job) == jobs.running().since + 200
+        assert after(job, *ends).after is JobState.SUCCEEDED
+
+
+def test_that_does_not_excuse_another_world() -> None:
+    failed = WorldFailed(1018.5, ATTEMPT, "master-0", 3)
+    for world in (4, None):
+        job = after(jobs.running(), replace(BROKEN, at=1017.5, world=3), failed, replace(BROKEN, world=world))
+        assert job.fault is not None and job.fault.world == world
+
+
+def test_a_time_limit_that_runs_out_meanwhile_is_called_that() -> None:
+    job = after(jobs.running(run_s=5), BROKEN, TimePassed(1022.5))
+    assert job.reason is Reason.RUN_TIMEOUT
+
+
+def test_what_broke_after_the_end_was_not_before_it() -> None:
+    job = after(jobs.running(), BROKEN, exited("master-0", 1019.0, code=3, ended_at=1017.9))
+    assert job.verdict is not None and job.verdict.summary == "master-0 on host-a exited 3"
 
 
 def test_a_terminal_state_stays() -> None:

@@ -23,6 +23,7 @@ from raycontrol.plan import (
     TcpReachable,
     orders,
     render,
+    shell_argv,
     to_json,
 )
 from raycontrol.spec import Group, GroupResources, JobSpec, Mode, Resources, members
@@ -414,3 +415,9 @@ def test_half_a_report_gives_what_it_has() -> None:
 @pytest.mark.parametrize("lines", [[], ["Traceback (most recent call last):", "ValueError: loss is nan"]])
 def test_other_last_lines_explain_nothing(lines: list[str]) -> None:
     assert explain(Mode.DDP, lines) is None
+
+
+def test_a_line_is_bashs_and_a_list_runs_as_it_is() -> None:
+    assert shell_argv("a | b", pipefail=True) == ("bash", "-o", "pipefail", "-c", "a | b")
+    assert shell_argv("a | b", pipefail=False) == ("bash", "-c", "a | b")
+    assert shell_argv(("echo", "$HOME"), pipefail=True) == ("echo", "$HOME")

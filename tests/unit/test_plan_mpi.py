@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raycontrol.backends import make_plan, plan_of
+from raycontrol import gatekeeper, instance, specfaults, sshsession, standin
+from raycontrol.backends import local_environment, make_plan, plan_of, world
 from raycontrol.errors import SpecError
 from raycontrol.plan import (
     Alive,
@@ -83,7 +84,7 @@ def test_on_every_instance_the_launcher_is_one_call_of_all() -> None:
 def test_on_the_launcher_the_others_serve() -> None:
     made = plan(run_on=RunOn.LAUNCHER)
     assert made.stages[-1].runs == {"launcher-0": (PlannedRun("start", "mpirun train"),)}
-    assert (made.deciders, made.meeting) == ({"launcher-0"}, ())
+    assert (made.deciders, made.meeting) == ({"launcher-0"}, ("launcher-0",))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_job_of_another_mode_has_ssh_if_it_asks_for_it() -> None:
     assert [type(stage.until[0]) for stage in made.stages] == [TcpReachable, ServesSsh, SshAnswers, Alive]
     assert sorted(made.files["master-0"]) == [
         *("bin/scp", "bin/sftp", "bin/ssh", "ssh/authorized_keys", "ssh/config", "ssh/hosts.json"),
-        "ssh/known_hosts",
+        *("ssh/known_hosts", "ssh/ports"),
     ]
 
 
@@ -242,6 +243,31 @@ def test_names_that_are_an_instances_own_are_hidden() -> None:
     assert not {"LEARNING_RATE", "OMPI_MCA_coll_han_priority", "PYTHONUNBUFFERED"} & set(hidden)
 
 
+def test_the_environment_for_this_machine_names_nothing_that_only_a_job_has() -> None:
+    environment = local_environment(Mode.MPI)
+    assert world.AGENT not in environment.values()
+    assert not any(value.startswith("/") for value in environment.values())
+
+
 def test_no_private_key_is_in_a_plan() -> None:
     text = json.dumps(to_json(plan()))
     assert "LOGIN-worker-0" in text and "PRIVATE KEY" not in text
+
+
+def test_files_go_to_an_instance_once_and_long_ones_are_the_same_text_for_all() -> None:
+    made = plan()
+    assert orders(made, 0, "worker-0").files == made.files["worker-0"]
+    assert orders(made, 1, "worker-0").files == {}
+    for path in ("ssh/config", "ssh/known_hosts", "ssh/hosts.json", "ssh/ports", "hostfile"):
+        assert len({id(files[path]) for files in made.files.values()}) == 1
+
+
+def test_programs_and_product_mean_the_same_names() -> None:
+    """Stand-ins are programs that import nothing of ours."""
+    for path in (standin.SETTINGS_FILE, f"bin/{world.AGENT}"):
+        assert path in plan().files["launcher-0"]
+    assert f" {standin.AGENT} " in plan().files["launcher-0"][f"bin/{world.AGENT}"]
+    assert (standin.BROKEN, standin.SOCKET_FILE) == (world.BROKEN, gatekeeper.SOCKET)
+    assert (standin.ENVIRONMENT_FILE, standin.WORLD) == (instance.ENVIRONMENT_FILE, sshsession.WORLD)
+    for name in ("API_TOKEN", "MyKey", "passwd", "secrets", "CREDENTIALS", "HOME"):
+        assert standin.looks_secret(name) == specfaults.is_secret_name(name)
