@@ -189,6 +189,7 @@ if [ -z "$real" ]; then
 elif [ -z "$port" ]; then
   exec "$real" "$@"
 fi
+[ -z "$RAYCONTROL_SEND" ] || set -- -o SendEnv="$RAYCONTROL_SEND" "$@"
 [ "$port" = several ] || set -- -o Port="$port" "$@"
 exec "$real" -F "$private/ssh/config" -o StrictHostKeyChecking=yes \\
   -o {shlex.quote("IdentityFile=" + _quoted(own.private_dir, "ssh/login_key"))} \\

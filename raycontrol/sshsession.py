@@ -23,6 +23,7 @@ import asyncssh
 from asyncssh.stream import SSHServerStreamSession
 
 from raycontrol.process import Exit, Process
+from raycontrol.specfaults import is_secret_name
 from raycontrol.sshpipes import STEP_BYTES, Inlet, Outlet, open_pipes
 
 WORLD = "RAYCONTROL_WORLD"
@@ -325,11 +326,11 @@ def program_name(command: str) -> str:
 
 
 def _accepted(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a client may set. Everything else is the instance's own."""
+    """What a client may set: beside the locale, secrets, which must not be on a command line. All else is the instance's own."""
     return {
         name: value
         for name, value in environment.items()
-        if name in (WORLD, "LANG") or name.startswith("LC_")
+        if name in (WORLD, "LANG") or name.startswith("LC_") or is_secret_name(name)
     }
 
 

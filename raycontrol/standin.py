@@ -38,6 +38,8 @@ WORLD = "RAYCONTROL_WORLD"
 UNKNOWN = "unknown"
 """The world of a launcher that was reached around the stand-ins."""
 BROKEN = "broken"
+SEND = "RAYCONTROL_SEND"
+"""Names of variables that our ``ssh`` sends along, apart from the command line."""
 SETTINGS_FILE = "standin.json"
 ENVIRONMENT_FILE = "environment"
 SOCKET_FILE = "gate.sock"
@@ -207,20 +209,27 @@ def of_world(call: Call, number: str) -> Program:
     environ = {**environ, WORLD: number}
     if call.name != HOROVODRUN:
         return program, argv, environ
-    own = own_names(environ, read_environment(call.private), call.settings["hidden"])
-    return horovodrun(program, argv, environ, own)
+    supplied = read_environment(call.private)
+    changed = [name for name, value in environ.items() if looks_secret(name) and supplied.get(name) != value]
+    environ[SEND] = " ".join(changed)
+    own = own_names(environ, supplied, call.settings["hidden"])
+    # mpirun passes the values of such names on by itself, and has only the names on command lines.
+    kept_back = own if "--mpi" in argv else [*own, *changed]
+    return horovodrun(program, argv, environ, kept_back)
 
 
 def own_names(environ: Environment, supplied: Environment, hidden: Sequence[str]) -> list[str]:
     """Return the names of ``environ`` that each instance supplies by itself.
 
     These are the hidden ones, and of PATH and what looks secret those that are still as the instance ``supplied``
-    them: what the start command has changed has no other way to the ranks.
+    them. What the start command has changed has to be carried: secrets through the encrypted channel (``SEND``).
     """
     return [
         name
         for name, value in environ.items()
-        if name in hidden or (supplied.get(name) == value and (name == "PATH" or looks_secret(name)))
+        if name in hidden
+        or name == SEND
+        or (supplied.get(name) == value and (name == "PATH" or looks_secret(name)))
     ]
 
 

@@ -39,7 +39,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize("gpus", [pytest.param(1, marks=long), 2])
 def test_the_documented_horovodrun_line(cluster: Cluster, alone: list[float], gpus: int) -> None:
     spec = cluster.hosts.shared / f"horovod-{gpus}.json"
-    fields = {"mode": "horovod", "nodes": 3, "working_dir": str(PROGRAMS), "command": TI_ONE}
+    fields = {
+        "mode": "horovod",
+        "nodes": 3,
+        "working_dir": str(PROGRAMS),
+        "command": f"export RUN_TOKEN='made here'; {TI_ONE}",
+    }
     env = {**ODD, "WANDB_API_KEY": "for the ranks only"}
     spec.write_text(json.dumps({**fields, "resources": {"gpu": gpus}, "env": env}))
     ranks = world(succeeded(cluster, 0, spec))
@@ -49,6 +54,7 @@ def test_the_documented_horovodrun_line(cluster: Cluster, alone: list[float], gp
         assert rank["env"]["RAYCONTROL_INSTANCE"] == INSTANCES[rank["index"]]
         assert rank["env"]["RAYCONTROL_OUTPUT_DIR"].endswith(INSTANCES[rank["index"]])
         assert {name: rank["env"].get(name) for name in env} == env
+        assert rank["env"]["RUN_TOKEN"] == "made here"
         assert rank["weights"] == pytest.approx(alone, rel=0, abs=1e-5)
 
 
@@ -91,14 +97,15 @@ def test_a_rank_that_dies_has_horovodruns_code_and_is_named(cluster: Cluster) ->
 def test_ranks_end_with_a_horovodrun_that_is_killed_and_secrets_are_on_no_command_line(
     cluster: Cluster,
 ) -> None:
-    line = "horovodrun -np 3 -H $NODE_IP_SLOT_LIST python horovod_dies.py none"
+    line = "export RUN_TOKEN=$(echo edam-ereh | rev); horovodrun -np 3 -H $NODE_IP_SLOT_LIST python horovod_dies.py none"
     spec = cluster.hosts.shared / "secret.json"
     fields = {"mode": "horovod", "nodes": 3, "working_dir": str(PROGRAMS), "command": line}
     spec.write_text(json.dumps({**fields, "env": {"WANDB_API_KEY": "for-the-ranks-only"}}))
     process = jobs.start(cluster, 0, spec)
     wait_until(lambda: all(ranks_on(cluster, i) for i in range(3)), 120, "every host has a rank")
     for i in range(3):
-        assert "for-the-ranks-only" not in cluster.hosts.run(i, ["ps", "-eo", "args"]).stdout
+        arguments = cluster.hosts.run(i, ["ps", "-eo", "args"]).stdout
+        assert "for-the-ranks-only" not in arguments and "here-made" not in arguments
     horovodrun = cluster.hosts.run(0, ["pgrep", "-f", "^[^ ]*python[^ ]* .*horovodrun"]).stdout.split()
     cluster.hosts.run(0, ["kill", "-9", *horovodrun], check=True)
     ran = jobs.ended(process)

@@ -250,7 +250,7 @@ def test_a_command_that_cannot_be_started_says_why(site: Site):
     assert (ran.returncode, ran.stderr) == (127, b"raycontrol ssh: /no/such/bash: no such file\n")
     ran = site.ssh("no start")
     assert ran.returncode == 255
-    assert ran.stderr == b"raycontrol: the command could not be started: the disk is full\n"
+    assert ran.stderr == b"raycontrol ssh: the command could not be started: the disk is full\n"
     ran = site.ssh("no-such-program")
     assert (ran.returncode, b"no-such-program: command not found" in ran.stderr) == (127, True)
 
@@ -436,7 +436,7 @@ def test_drain_waits_then_kills_and_takes_no_new_command(site: Site):
     draining.result(20)
     assert site.endpoint.sessions == 0
     assert site.left() == []
-    assert (long.wait(20), long.communicate()[1]) == (255, b"raycontrol: the job stops\n")
+    assert (long.wait(20), long.communicate()[1]) == (255, b"raycontrol ssh: the job stops\n")
     assert site.broken == []
 
 
