@@ -274,6 +274,9 @@ def raylet() -> Iterator[subprocess.Popen[bytes]]:
         "RAY_JOB_ID": "01000000",
         "RAYCONTROL_HOME": "/somewhere",
         "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace",
+        # As from `srun ray start`: MPI launchers and stand-ins would take every call for one inside of that step.
+        **{"SLURM_JOB_ID": "7", "PMI_RANK": "0", "PMIX_NAMESPACE": "x", "OMPI_COMM_WORLD_RANK": "0"},
+        "PBS_JOBID": "7",
     }
     process = subprocess.Popen(["/bin/sleep", "600"], env=environment)
     yield process
