@@ -66,6 +66,7 @@ class Gatekeeper:
         self._gate = Gate(meeting[0], meeting) if instance == meeting[0] else None
         self._moved = asyncio.Condition()
         self._calls = 0
+        self._led: set[int] = set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -92,6 +93,10 @@ class Gatekeeper:
         """On the launcher: an instance's start command has ended; it counts as arrived at every call."""
         self._held().end(instance)
         await self._announce()
+
+    def has_led_to(self, code: int | None) -> bool:
+        """Whether a call of this instance was given this exit code, other than 0, because a world on the launcher had it."""
+        return code in self._led
 
     async def start_command_ended(self) -> None:
         """This instance's start command has ended; returns when the launcher knows."""
@@ -172,8 +177,8 @@ class Gatekeeper:
                 said = await last
                 status = KILLED if said is None else int(said["status"])
         finally:
-            gate.finish(call, status)
             self._on_world_ended(call, status)
+            gate.finish(call, status)
             await self._announce()
         await _tell(writer, {"ok": True})
 
@@ -201,6 +206,7 @@ class Gatekeeper:
             outcome = joining.result()
         match outcome:
             case Finished(status):
+                self._led |= {status if status >= 0 else 128 - status} - {0}
                 await _tell(writer, {"status": status})
             case Abandoned(advice):
                 await _tell(writer, {"error": advice})

@@ -466,6 +466,7 @@ class Instance:
             error=_storable(exit_.error) if exit_.error else None,
             cause=cause,
             last_lines=last_words(lines) if exit_.code != 0 else (),
+            followed=self._gatekeeper is not None and self._gatekeeper.has_led_to(exit_.code),
         )
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
         if self._gatekeeper is not None:

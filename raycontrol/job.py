@@ -14,7 +14,10 @@ from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Re
 
 @dataclass(frozen=True)
 class Ended:
-    """How a start command ended. ``at`` is epoch seconds of the controller's clock; ``error`` says why it could not be started."""
+    """How a start command ended. ``at`` is epoch seconds of the controller's clock; ``error`` says why it could not be started.
+
+    ``followed``: with the code that a world's end on another instance had, as calls of MPI launchers that meet do.
+    """
 
     at: float
     code: int | None = None
@@ -24,6 +27,7 @@ class Ended:
     error: str | None = None
     cause: Cause | None = None
     last_lines: tuple[str, ...] = ()
+    followed: bool = False
 
     @property
     def ok(self) -> bool:

@@ -476,13 +476,21 @@ def _stopping_duties(job: Job) -> tuple[Command, ...]:
 
 
 def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
-    """Let the verdict name another instance if that one failed by itself before the one that reported first."""
-    by_itself = not ended.ok and ended.sender is None and job.failed_at is not None
-    if by_itself and job.failed_at is not None and ended.at < job.failed_at:
-        verdict = verdicts.failure(instance, ended, job.broken)
-        job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
-        return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
-    return job
+    """Let the verdict name another instance if that one failed by itself before the one that reported first, or led it."""
+    if ended.ok or ended.sender is not None or ended.followed or job.failed_at is None:
+        return job
+    if ended.at >= job.failed_at and not _blames_a_follower(job):
+        return job
+    verdict = verdicts.failure(instance, ended, job.broken)
+    job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
+    return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
+
+
+def _blames_a_follower(job: Job) -> bool:
+    blamed = job.verdict.instance if job.verdict is not None else None
+    return any(
+        item.name == blamed and item.ended is not None and item.ended.followed for item in job.instances
+    )
 
 
 def _mark_peers(job: Job, because: str) -> Job:

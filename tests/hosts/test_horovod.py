@@ -106,8 +106,8 @@ def test_ranks_end_with_a_horovodrun_that_is_killed_and_secrets_are_on_no_comman
     for i in range(3):
         arguments = cluster.hosts.run(i, ["ps", "-eo", "args"]).stdout
         assert "for-the-ranks-only" not in arguments and "here-made" not in arguments
-    horovodrun = cluster.hosts.run(0, ["pgrep", "-f", "^[^ ]*python[^ ]* .*horovodrun"]).stdout.split()
-    cluster.hosts.run(0, ["kill", "-9", *horovodrun], check=True)
+    horovodrun = cluster.hosts.run(0, ["pgrep", "-o", "-f", "^[^ ]*python[^ ]* .*horovodrun"]).stdout.strip()
+    cluster.hosts.run(0, ["kill", "-9", horovodrun], check=True)
     ran = jobs.ended(process)
     assert (ran.status, ran.info["reason"]) == (137, "INSTANCE_FAILED")
     wait_until(lambda: not any(ranks_on(cluster, i) for i in range(3)), 30, "no rank is left")

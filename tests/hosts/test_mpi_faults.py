@@ -49,7 +49,7 @@ def test_a_part_of_the_world_that_is_killed_fails_a_job_whose_mpirun_says_nothin
     ran = jobs.ended(process)
     assert ran.info["state"] == "FAILED"
     assert ran.status != 0
-    assert "prted" in ran.info["verdict"]["summary"], ran.info["verdict"]
+    assert "MPI" in ran.info["verdict"]["summary"], ran.info["verdict"]
     assert_no_world(cluster)
 
 
@@ -75,6 +75,15 @@ def test_a_launcher_that_cannot_start_says_why_in_the_verdict(
     ran = jobs.run(cluster, 0, *THREE, *LAUNCHER, "--", line)
     assert ran.info["state"] == "FAILED"
     assert any(words in text for text in ran.info["verdict"]["last_lines"]), ran.info["verdict"]
+
+
+def test_a_start_command_may_go_on_after_a_launcher_that_failed(cluster: Cluster) -> None:
+    """Too few slots: mpirun exits 1, and its daemons with it."""
+    line = "mpirun -np 99 python mpi_report.py || mpirun python mpi_report.py"
+    ran = jobs.succeeded(cluster, 0, *THREE, *LAUNCHER, "--", line)
+    assert len(ran.outputs("rank-*.json")) == 3
+    told = [event["message"] for event in jobs.events(cluster, ran) if event["kind"] == "WorldBroken"]
+    assert any("prted" in message for message in told)
 
 
 # -- worlds

@@ -90,3 +90,15 @@ def test_the_first_part_that_broke_counts() -> None:
 
 def test_a_stop_that_was_asked_for_is_not_blamed_on_what_it_breaks() -> None:
     assert advance(jobs.killing(), BROKEN).job == jobs.killing()
+
+
+def test_an_instance_that_only_followed_the_launcher_does_not_take_the_blame() -> None:
+    """Its exit may be earlier and heard of earlier: the launcher's script goes on for a moment."""
+    job = after(jobs.running(), exited("worker-0", 1018.0, code=3, followed=True))
+    assert job.verdict is not None and job.verdict.instance == "worker-0"  # as long as nobody else has failed
+    job = after(job, exited("master-0", 1018.1, code=3))
+    assert job.verdict is not None and job.verdict.instance == "master-0"
+    job = after(
+        jobs.running(), exited("master-0", 1018.1, code=3), exited("worker-0", 1018.0, code=3, followed=True)
+    )
+    assert job.verdict is not None and job.verdict.instance == "master-0"
