@@ -275,9 +275,10 @@ class Instance:
             return
         environment = "".join(f"{name}={value}\0" for name, value in self._job_environment.items())
         await asyncio.to_thread(self._write_files, {**orders.files, ENVIRONMENT_FILE: environment})
-        if orders.meeting:
+        me = self._identity.instance
+        if me in orders.meeting:
             launcher = LinkToLauncher(self._links, orders.meeting[0])
-            self._gatekeeper = Gatekeeper(self._folder, self._identity.instance, orders.meeting, launcher)
+            self._gatekeeper = Gatekeeper(self._folder, me, orders.meeting, launcher, self._world_ended)
             await self._gatekeeper.open()
 
     def _write_files(self, files: Mapping[str, str]) -> None:

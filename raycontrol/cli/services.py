@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,9 +18,14 @@ ClientFactory = Callable[..., "Client"]
 
 
 def make_client(address: str | None = None, *, embedded: bool = False) -> Client:
-    """Return a client of the cluster at ``address``, or of one that it starts itself."""
+    """Return a client of the cluster at ``address``, or of one that it starts itself.
+
+    From now on what libraries print is no result: Ray tells on ``sys.stdout`` of nodes that it has lost, whatever it was
+    told of logs. ``Output`` has taken the stream before.
+    """
     from raycontrol.client import Client
 
+    sys.stdout = sys.stderr
     return Client(address, embedded=embedded)
 
 

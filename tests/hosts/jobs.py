@@ -50,7 +50,7 @@ def ended(process: HostProcess, timeout_s: float = JOB_S) -> Ran:
     except BaseException:
         process.end()
         raise
-    assert stdout.startswith("{"), f"exit {process.returncode}, no JobInfo:\n{stderr[-4000:]}"
+    assert stdout.startswith("{"), f"exit {process.returncode}, no JobInfo:\n{stdout[:500]}\n{stderr[-4000:]}"
     return Ran(json.loads(stdout), process.returncode, stderr)
 
 

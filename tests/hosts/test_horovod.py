@@ -61,7 +61,9 @@ def test_the_documented_horovodrun_line(cluster: Cluster, alone: list[float], gp
 @pytest.mark.parametrize(
     ("line", "mpi"),
     [
-        ("horovodrun -np $RAYCONTROL_NP -H $NODE_IP_SLOT_LIST python horovod_steps.py", False),
+        pytest.param(
+            "horovodrun -np $RAYCONTROL_NP -H $NODE_IP_SLOT_LIST python horovod_steps.py", False, marks=long
+        ),
         pytest.param(
             "horovodrun --mpi -np $RAYCONTROL_NP -H $NODE_IP_SLOT_LIST python horovod_steps.py",
             True,

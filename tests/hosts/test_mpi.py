@@ -178,6 +178,7 @@ def test_the_contract_seen_from_outside(cluster: Cluster) -> None:
     assert violations([contract]) == []
 
 
+@long
 def test_the_example_learns_to_read_digits(cluster: Cluster) -> None:
     ran = succeeded(cluster, 2, REPOSITORY / "configs/mpi/job.yaml")
     assert accuracy(ran.told) >= 0.95

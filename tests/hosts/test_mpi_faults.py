@@ -30,7 +30,10 @@ def test_a_rank_that_hangs_in_finalize_is_ended_by_the_time_limit(cluster: Clust
     assert (ran.status, ran.info["reason"]) == (124, "RUN_TIMEOUT")
 
 
-@pytest.mark.parametrize("options", [(), LAUNCHER], ids=["every instance", "launcher"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="every instance"), pytest.param(LAUNCHER, id="launcher", marks=pytest.mark.long)],
+)
 def test_a_launcher_that_is_killed(cluster: Cluster, options: tuple[str, ...]) -> None:
     process = world_under_way(cluster, *options)
     kill(cluster, 0, "prterun")

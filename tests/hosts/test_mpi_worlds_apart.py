@@ -77,7 +77,10 @@ def unprivileged(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) ->
     ("mode", "line"),
     [
         ("mpi", "mpirun python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))'"),
-        ("mpi", "[ $INDEX != 0 ] || { echo 3 > f; scp -q f worker-1:f && ssh worker-1 cat f; }"),
+        pytest.param(
+            *("mpi", "[ $INDEX != 0 ] || { echo 3 > f; scp -q f worker-1:f && ssh worker-1 cat f; }"),
+            marks=long,
+        ),
         pytest.param("horovod", "horovodrun -np 3 -H $NODE_IP_SLOT_LIST python horovod_steps.py", marks=long),
     ],
 )

@@ -64,9 +64,9 @@ with open(f"{sys.argv[1]}/{hvd.rank()}.json", "w") as file:
     ("options", "with_mpirun", "uses_mpi"),
     [
         pytest.param([], True, False, id="plain"),
-        pytest.param([], False, False, id="plain, with no mpirun"),
+        pytest.param([], False, False, id="plain, with no mpirun", marks=pytest.mark.long),
         pytest.param(["--mpi"], True, True, id="mpi"),
-        pytest.param(["--gloo"], True, False, id="gloo"),
+        pytest.param(["--gloo"], True, False, id="gloo", marks=pytest.mark.long),
     ],
 )
 def test_horovodrun_sums_over_two_processes(
