@@ -78,8 +78,13 @@ def local_environment(mode: Mode) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if value is not None and name not in LEFT_OUT and not value.startswith("/") and value != AGENT
+        if value is not None and name not in LEFT_OUT and not _of_a_job(name, value)
     }
+
+
+def _of_a_job(name: str, value: str) -> bool:
+    """Whether a variable names what only a job has: files, the agent, a network of several nodes."""
+    return value.startswith("/") or value == AGENT or name.endswith(("_if_include", "HYDRA_IFACE"))
 
 
 def _backend(mode: Mode) -> Any:

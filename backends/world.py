@@ -20,6 +20,10 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovo
 """Programs that start a world; each has a stand-in that comes first on PATH."""
 AGENT = "raycontrol-rsh"
 """What launchers call instead of ssh. A bare name: Open MPI's daemons look for the launcher's agent on their own nodes."""
+LOST_PATH = (
+    f"Open MPI does not find {AGENT}: the start command has replaced PATH (a login shell, `su` and `env -i` do). Keep the "
+    "PATH that the command was given, or put its first folder back in front"
+)
 BROKEN = "broken"
 """The folder where the agent (``standin``) puts down which of its connections ended abnormally, one file each."""
 ADVICE = "raycontrol: "
@@ -191,7 +195,10 @@ def explain(lines: Sequence[str]) -> Cause | None:
     """Read what mpirun, prterun or horovodrun say of the rank that failed first, and what a stand-in advised."""
     said = (line.removeprefix(ADVICE) for line in reversed(lines) if line.startswith(ADVICE))
     advice = next((text for text in said if not _NO_ADVICE.match(text)), None)
-    failed = _first_failed("\n".join(lines))
+    text = "\n".join(lines)
+    if advice is None and AGENT in text and "could not be found" in text:
+        advice = LOST_PATH
+    failed = _first_failed(text)
     if failed is None:
         return None if advice is None else Cause(advice=advice)
     rank, code = failed

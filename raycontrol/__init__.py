@@ -1,7 +1,7 @@
 """raycontrol runs training jobs over the nodes of a Ray cluster, by the start commands they already have.
 
-This version runs PyTorch DDP (torchrun, torch.distributed.launch, plain scripts); MPI, Horovod, parameter servers and
-Ray are planned.
+This version runs PyTorch DDP (torchrun, torch.distributed.launch, plain scripts), MPI (mpirun, mpiexec) and Horovod
+(horovodrun); parameter servers and Ray are planned.
 
 ``Client`` is the door for programs, ``raycontrol`` (the command) the one for people.
 """

@@ -470,7 +470,9 @@ class Instance:
             followed=self._gatekeeper is not None and self._gatekeeper.has_led_to(exit_.code),
         )
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
-        if self._gatekeeper is not None:
+        if (
+            self._gatekeeper is not None and not self._stopping
+        ):  # in a job that is stopped nobody waits for advice
             self._start(self._gatekeeper.start_command_ended())
 
     def _ship(self, path: Path) -> Shipper:

@@ -13,12 +13,13 @@ Pure standard library and few imports, because every launch waits for them: ``_j
 ``_ctypes`` are the C halves of the modules of these names.
 """
 
-# ruff: noqa: PTH103, PTH104, PTH110, PTH113, PTH118, PTH119, PTH120
+# ruff: noqa: PTH103, PTH104, PTH208, PTH110, PTH113, PTH118, PTH119, PTH120
 # (pathlib takes longer to import than the interpreter to start)
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 TYPE_CHECKING = False  # the import of `typing` costs as much as the interpreter's own start
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ HYDRA_PROXY = "hydra_pmi_proxy"
 GOODBYE_S = 5.0
 REFUSED, NOT_RUNNABLE, NOT_FOUND, GONE = 1, 126, 127, 125
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+AGENTS_S = 10.0
+"""How long the agents of a launcher that has ended may take for their own end."""
 
 HOROVODRUN = "horovodrun"
 QUESTIONS = {"version", "V", "help", "h", "info", "?"}
@@ -215,21 +219,18 @@ def of_world(call: Call, number: str) -> Program:
     own = own_names(environ, supplied, call.settings["hidden"])
     # mpirun passes the values of such names on by itself, and has only the names on command lines.
     kept_back = own if "--mpi" in argv else [*own, *changed]
-    return horovodrun(program, argv, environ, kept_back)
+    return horovodrun(program, argv, environ, kept_back, call.settings["hidden"])
 
 
 def own_names(environ: Environment, supplied: Environment, hidden: Sequence[str]) -> list[str]:
-    """Return the names of ``environ`` that each instance supplies by itself.
+    """Return the names of ``environ`` that each instance supplies by itself: the hidden ones, and all that are unchanged.
 
-    These are the hidden ones, and of PATH and what looks secret those that are still as the instance ``supplied``
-    them. What the start command has changed has to be carried: secrets through the encrypted channel (``SEND``).
+    What the start command has changed has to be carried: secrets through the encrypted channel (``SEND``).
     """
     return [
         name
         for name, value in environ.items()
-        if name in hidden
-        or name == SEND
-        or (supplied.get(name) == value and (name == "PATH" or looks_secret(name)))
+        if name in hidden or name == SEND or supplied.get(name) == value
     ]
 
 
@@ -243,26 +244,35 @@ def looks_secret(name: str) -> bool:
 # inherit their instance's.
 HOROVODRUN_PROGRAM = """
 import os, re, runpy, sys
-names, sys.argv = sys.argv[1].split(), sys.argv[2:]
+names, dropped, sys.argv = sys.argv[1].split(), sys.argv[2].split(), sys.argv[3:]
 if sys.path[0] == "":
     sys.path[0] = os.path.dirname(sys.argv[0])
 try:
     from horovod.runner.common.util import env
     env.IGNORE_REGEXES.update(re.escape(name) + r"\\Z" for name in names)
 except (ImportError, AttributeError):
-    for name in set(names) - {"PATH"}:
-        del os.environ[name]
+    for name in dropped:
+        os.environ.pop(name, None)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def horovodrun(program: str, argv: list[str], environ: Environment, own: Sequence[str]) -> Program:
-    """horovodrun, made to keep the ``own`` names off command lines; where it is no Python script, without them."""
+def horovodrun(
+    program: str, argv: list[str], environ: Environment, own: Sequence[str], hidden: Sequence[str]
+) -> Program:
+    """horovodrun, made to keep the ``own`` names off command lines.
+
+    Where it has no such set of names, or is no Python script, it goes without those of them that it needs least.
+    """
+    dropped = [name for name in own if name in hidden or looks_secret(name)]
     python = interpreter(program)
     if not python:
-        left = environ.keys() - own | {"PATH"}
-        return program, argv, {name: value for name, value in environ.items() if name in left}
-    return python[0], [*python, "-c", HOROVODRUN_PROGRAM, " ".join(own), program, *argv[1:]], environ
+        return program, argv, {name: value for name, value in environ.items() if name not in dropped}
+    return (
+        python[0],
+        [*python, "-c", HOROVODRUN_PROGRAM, " ".join(own), " ".join(dropped), program, *argv[1:]],
+        environ,
+    )
 
 
 def interpreter(script: str) -> list[str]:
@@ -446,6 +456,7 @@ def run(program: str, argv: list[str], environ: Environment) -> int:
     It is in a process group of its own and gets each signal that reaches us, from whoever sends it, once. On a
     terminal it stays in ours: what is typed there goes to the whole group, and is not passed on.
     """
+    become_subreaper()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     typing = os.isatty(0)
     parent = os.getpid()
@@ -471,7 +482,41 @@ def run(program: str, argv: list[str], environ: Environment) -> int:
     # It stays a zombie while we are, so that its number cannot become another process's.
     ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert ended is not None
+    await_agents()
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def await_agents() -> None:
+    """Let the agents of a launcher that has ended come to their end: it does not wait for its daemons on other hosts.
+
+    Ended by us, their connections would look like lost ones.
+    """
+    deadline = time.monotonic() + AGENTS_S
+    while time.monotonic() < deadline and any(is_agent(pid) for pid in children()):
+        time.sleep(0.005)
+
+
+def children() -> list[int]:
+    """Return our children, those included that have lost their parent and were handed to us."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read(4096).rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == os.getpid() and fields[0] != b"Z":
+                found.append(int(name))
+    return found
+
+
+def is_agent(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return AGENT.encode() in file.read(65536).split(b"\0")
+    except OSError:
+        return False
 
 
 def execute(program: str, argv: list[str], environ: Environment) -> NoReturn:
@@ -500,6 +545,17 @@ def end_as(status: int) -> NoReturn:
 
 def die_with(parent: int) -> None:
     """Be killed when ``parent`` dies, which may have happened before."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(GONE)
+
+
+def become_subreaper() -> None:
+    """What loses its parent below us becomes our child."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> None:
     import _ctypes
 
     class Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
@@ -509,10 +565,8 @@ def die_with(parent: int) -> None:
         _flags_ = _ctypes.FUNCFLAG_CDECL
         _restype_ = Long
 
-    prctl = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
-    prctl(Long(PR_SET_PDEATHSIG), Long(signal.SIGKILL), Long(0), Long(0), Long(0))
-    if os.getppid() != parent:
-        os._exit(GONE)
+    function = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
+    function(Long(option), Long(value), Long(0), Long(0), Long(0))
 
 
 def _plain(handler: Any) -> Any:

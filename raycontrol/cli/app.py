@@ -37,9 +37,9 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Run torchrun, torch.distributed.launch and plain DDP scripts over the nodes of a Ray cluster, unchanged.
+    """Run torchrun, mpirun, horovodrun and plain training scripts over the nodes of a Ray cluster, unchanged.
 
-    This version runs PyTorch DDP (mode ddp). MPI, Horovod, TensorFlow parameter servers and Ray are planned.
+    This version runs PyTorch DDP, MPI and Horovod (modes ddp, mpi, horovod). TensorFlow parameter servers and Ray are planned.
 
     \b
     Try it:

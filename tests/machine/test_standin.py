@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -442,9 +443,12 @@ def shown(horovod: Instance, *args: str) -> dict[str, Any]:
 def test_what_each_instance_supplies_is_not_on_horovodruns_command_lines(horovod: Instance):
     Gate(horovod).serve({"go": 1})
     horovod.environ |= {"HF_TOKEN": "exported by the script", "EMPTY_KEY": "changed by the script"}
+    made = {f"MADE_{name}": value for name, value in ODD.items()}
+    horovod.environ |= made
     document = shown(horovod, "-np", "2", "python", "a b.py")
     lines = document["lines"]
-    assert lines.items() >= {**ODD, "RAYCONTROL_WORLD": "1"}.items()
+    assert lines.items() >= {**made, "RAYCONTROL_WORLD": "1"}.items()
+    assert not {*ODD, "OUT"} & set(lines)  # as each instance supplies them
     assert not {
         "INDEX",
         "RAYCONTROL_INSTANCE",
@@ -504,3 +508,22 @@ def test_another_horovod_without_the_set_of_names_is_started_without_them(horovo
 
 def test_horovodruns_own_questions_get_its_whole_environment(horovod: Instance):
     assert shown(horovod, "--check-build")["lines"].items() >= horovod.environ.items()
+
+
+def test_the_agents_of_a_launcher_that_has_ended_come_to_their_end(instance: Instance):
+    """mpirun returns before its daemons; a supervisor that ends their connections would make them look lost."""
+    late = f'{sys.executable} -c \'import os, time; time.sleep(0.5); open(os.environ["OUT"] + "/late", "w")\' rsh-agent'
+    mpirun(instance, f"setsid {late} & exit 3")
+    Gate(instance).serve({"go": 0})
+    out = Path(instance.environ["OUT"])
+    assert instance.end_of("mpirun", "x")[0] == 3
+    assert (out / "late").exists()
+
+
+def test_what_else_a_launcher_leaves_behind_is_not_waited_for(instance: Instance):
+    mpirun(instance, "setsid sleep 60 >/dev/null 2>&1 & echo $! > $OUT/pid; exit 0")
+    Gate(instance).serve({"go": 0})
+    began = time.monotonic()
+    assert instance.end_of("mpirun", "x")[0] == 0
+    assert time.monotonic() - began < standin.AGENTS_S
+    os.kill(int((Path(instance.environ["OUT"]) / "pid").read_text()), 9)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raycontrol.backends import explain
+from raycontrol.backends import explain, world
 from raycontrol.plan import Cause
 from raycontrol.spec import Mode
 
@@ -110,3 +110,13 @@ def test_that_a_stand_in_waited_is_no_advice() -> None:
     assert explain(Mode.MPI, [waiting]) is None
     assert explain(Mode.MPI, [waiting, *said("openmpi5-exit-3")]) == Cause(rank=1, exit_code=3)
     assert explain(Mode.MPI, [f"raycontrol: {ADVICE}", waiting]) == Cause(advice=ADVICE)
+
+
+def test_a_path_that_was_replaced_is_advised_about() -> None:
+    lines = [
+        'The value of the MCA parameter "plm_ssh_agent" was set to a path',
+        "that could not be found:",
+        "raycontrol-rsh",
+    ]
+    cause = world.explain(lines)
+    assert cause is not None and cause.advice == world.LOST_PATH
