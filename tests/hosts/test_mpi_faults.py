@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.hosts import jobs
@@ -87,6 +89,29 @@ def test_a_start_command_may_go_on_after_a_launcher_that_failed(cluster: Cluster
     assert len(ran.outputs("rank-*.json")) == 3
     told = [event["message"] for event in jobs.events(cluster, ran) if event["kind"] == "WorldBroken"]
     assert any("prted" in message for message in told)
+
+
+SLOW_DAEMON = """#!/bin/sh
+"$PRTE_PREFIX/bin/prted" "$@"
+code=$?
+sleep 1
+exit $code
+"""
+
+
+@pytest.mark.parametrize("options", [(), LAUNCHER], ids=["every instance", "launcher"])
+def test_daemons_that_end_after_their_launcher_are_not_lost(
+    cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """mpirun does not wait for its daemons; a busy host takes its time."""
+    daemon = tmp_path / "slow-daemon"
+    daemon.write_text(SLOW_DAEMON)
+    daemon.chmod(0o755)
+    (tmp_path / "mpi_report.py").write_text((PROGRAMS / "mpi_report.py").read_text())
+    code = ("--mode", "mpi", "--nodes", "3", "--working-dir", str(tmp_path))
+    line = "PRTE_MCA_prte_launch_agent=$PWD/slow-daemon mpirun python mpi_report.py"
+    ran = jobs.succeeded(cluster, 0, *code, *options, "--", line)
+    assert len(ran.outputs("rank-*.json")) == 3
 
 
 # -- worlds
