@@ -39,7 +39,7 @@ def leases(member: Member) -> tuple[str, ...]:
 
 
 def explain(lines: Sequence[str]) -> Cause | None:
-    """Read what the MPI launcher says of the rank that failed."""
+    """Read what mpirun or horovodrun says of the rank that failed."""
     return world.explain(lines)
 
 
