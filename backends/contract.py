@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from raycontrol.plan import Alive, Brief, Facts, PlannedRun, Stage
-from raycontrol.spec import JobSpec, Member, members
+from raycontrol.spec import JobSpec, Member, Mode, members
 
 Environment = dict[str, str | None]
 Files = dict[str, dict[str, str]]
@@ -18,6 +18,10 @@ Files = dict[str, dict[str, str]]
 
 START_LIMIT_S = 60.0
 GPU_NAMES = re.compile(r"\$\{?GPU_NUM(_PER_NODE)?\b")
+OURS = re.compile(r"\$\{?(GPU_NUM|NODE_|MASTER_|INDEX|RANK|WORLD_SIZE|RAYCONTROL_)\w*\}?")
+SHELL = re.compile(r"(^|/)(ba|da|z|k|)sh$")
+WORLD_LAUNCHER = re.compile(r"(?:^|[\s;&|(/])(mpirun|mpiexec|prterun|orterun|horovodrun)(?=\s|$)")
+"""A program that starts ranks on all hosts, called by name or path."""
 
 
 def environments(
@@ -110,13 +114,30 @@ def merged(*parts: Files) -> Files:
     }
 
 
-def warnings(gang: Sequence[Member]) -> list[str]:
-    """Say where a start command counts on GPUs that its instance does not have."""
+def warnings(spec: JobSpec, gang: Sequence[Member]) -> list[str]:
+    """Say where a start command counts on what it will not have: GPUs, a shell, the stand-ins of mode mpi."""
+    found: list[str] = []
     for member in gang:
+        by_shell = isinstance(member.command, str) or SHELL.search(member.command[0]) is not None
         words = member.command if isinstance(member.command, str) else " ".join(member.command)
-        if member.resources.gpu == 0 and GPU_NAMES.search(words):
-            return [
+        literal = OURS.search(words)
+        if literal and not by_shell:
+            found.append(
+                f"{literal[0]} is not expanded in {member.name}'s command, because several words run without a shell: "
+                "write the command as one quoted word"
+            )
+        elif member.resources.gpu == 0 and GPU_NAMES.search(words):
+            found.append(
                 f"{member.name} has no GPU, so GPU_NUM and GPU_NUM_PER_NODE are 0 in its command; "
                 "use $RAYCONTROL_SLOTS (processes of this instance) or $RAYCONTROL_NP (of all), and `slots` to set them"
-            ]
-    return []
+            )
+        launcher = WORLD_LAUNCHER.search(words)
+        if spec.mode is Mode.DDP and launcher and len(gang) > 1:
+            mode = "horovod" if launcher[1] == "horovodrun" else "mpi"
+            found.append(
+                f"the command calls `{launcher[1]}`, but the mode is ddp: every instance would start a world of its own; "
+                f"use mode {mode} (`--mode {mode}`)"
+            )
+        if found:
+            return found
+    return found

@@ -32,7 +32,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
             start({member.name: _run(spec, member) for member in gang}),
         ),
         deciders=frozenset(member.name for member in gang),
-        warnings=tuple(warnings(gang)),
+        warnings=tuple(warnings(spec, gang)),
     )
 
 

@@ -28,7 +28,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
         files=merged(ssh.files(gang, facts), world.files(hosts, facts, environment, spec.run_on)),
         stages=(*ssh.stages(gang), start({member.name: _run(spec, member) for member in starting})),
         deciders=frozenset(member.name for member in starting),
-        warnings=(*warnings(gang), *world.warnings(spec)),
+        warnings=(*warnings(spec, gang), *world.warnings(spec)),
         meeting=tuple(member.name for member in starting),
     )
 

@@ -198,7 +198,8 @@ def render(plan: Plan) -> str:
         )
     for name, variables in plan.environment.items():
         lines.append(f"\n{name}:")
-        lines += [f"  has file {path}" for path in plan.files.get(name, {})]
+        if files := plan.files.get(name):
+            lines.append(f"  has files {' '.join(files)}")
         for key, value in variables.items():
             lines.append(f"  unset {key}" if value is None else f"  {key}={value}")
     for number, stage in enumerate(plan.stages, start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ from raycontrol.specparts import (
 
 if TYPE_CHECKING:
     from raycontrol.spec import JobSpec
+
+
+LAUNCHER = re.compile(r"(\S*/)?(mpirun|mpiexec|prterun|orterun|horovodrun)(\s|$)")
 
 
 @dataclass(frozen=True)
@@ -223,11 +227,17 @@ class _Sum:
     def _run_on(self) -> Iterator[Problem]:
         """``run_on`` is mpi's; and a command that would never run is a mistake, not a wish."""
         spec, mode = self._spec, self._spec.mode
-        if mode is not Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE:
+        if mode is Mode.HOROVOD and spec.run_on is not RunOn.EVERY_INSTANCE:
+            yield Problem(("run_on",), "mode horovod always runs the command on the launcher; leave it out")
+        elif mode is not Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE:
             path = ("run_on",)
             yield Problem(
                 path, f"is for mode mpi only, not {mode}", got(path, self._written["run_on"], self._document)
             )
+        words = spec.command if isinstance(spec.command, str) else spec.command[0]
+        if mode is Mode.MPI and spec.run_on is RunOn.RANKS and LAUNCHER.match(words):
+            rule = "calls an MPI launcher, but with `run_on: ranks` it is the ranks: write only their program, or `run_on: launcher`"
+            yield Problem(("command",), rule)
         if mode is Mode.HOROVOD or (mode is Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE):
             lead = lead_group(mode, spec.groups)
             where = "in mode horovod" if mode is Mode.HOROVOD else f"with `run_on: {spec.run_on}`"

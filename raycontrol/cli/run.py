@@ -55,6 +55,7 @@ def run(
       raycontrol run job.yaml --set groups.worker.count=4 --env LR=0.1
       raycontrol run --mode ddp --nodes 2 -- torchrun train.py
       raycontrol run --nodes 2 -- 'torchrun train.py | tee train.log'
+      raycontrol run --mode mpi --nodes 2 --slots 2 -- 'mpirun python train.py'
 
     \b
     Exit status:

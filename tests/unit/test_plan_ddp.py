@@ -240,7 +240,7 @@ def test_gpus_and_slots(spec: dict[str, Any], gpus: tuple[str, ...], visible: st
     [
         ("torchrun --nproc_per_node $GPU_NUM_PER_NODE train.py", True),
         ("torchrun --nproc_per_node=${GPU_NUM_PER_NODE} train.py", True),
-        ("mpirun -np $GPU_NUM train.py", True),
+        ("./launch -np $GPU_NUM train.py", True),
         (("bash", "-c", "torchrun --nproc_per_node $GPU_NUM_PER_NODE train.py"), True),
         ("torchrun train.py", False),
         ("echo $GPU_NUMBER", False),
@@ -421,3 +421,21 @@ def test_a_line_is_bashs_and_a_list_runs_as_it_is() -> None:
     assert shell_argv("a | b", pipefail=True) == ("bash", "-o", "pipefail", "-c", "a | b")
     assert shell_argv("a | b", pipefail=False) == ("bash", "-c", "a | b")
     assert shell_argv(("echo", "$HOME"), pipefail=True) == ("echo", "$HOME")
+
+
+@pytest.mark.parametrize(
+    ("command", "warning"),
+    [
+        ("mpirun python train.py", "the command calls `mpirun`, but the mode is ddp"),
+        ("cd src && /opt/mpi/bin/mpiexec ./x", "the command calls `mpiexec`, but the mode is ddp"),
+        (("horovodrun", "-np", "2", "x"), "use mode horovod (`--mode horovod`)"),
+        (("torchrun", "--nnodes", "$NODE_NUM"), "$NODE_NUM is not expanded in master-0's command"),
+        (("./x", "${RAYCONTROL_NP}"), "${RAYCONTROL_NP} is not expanded"),
+        ("python mpirun.py", None),
+        (("bash", "-c", "echo $NODE_NUM"), None),
+        (("./x", "costs $5"), None),
+    ],
+)
+def test_what_a_command_will_not_have_is_warned_of(command: Any, warning: str | None) -> None:
+    warnings = plan_of(JobSpec(command=command, nodes=2)).warnings
+    assert (len(warnings), warning is None or warning in warnings[0]) == (0 if warning is None else 1, True)

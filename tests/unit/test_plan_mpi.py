@@ -111,6 +111,14 @@ def test_horovod_runs_on_the_launcher() -> None:
     ("fields", "fault"),
     [
         ({"mode": "ddp", "run_on": "ranks"}, 'run_on: is for mode mpi only, not ddp, got "ranks"'),
+        (
+            {"mode": "horovod", "run_on": "ranks"},
+            "run_on: mode horovod always runs the command on the launcher",
+        ),
+        (
+            {"mode": "mpi", "run_on": "ranks", "command": "/opt/bin/mpirun -n 2 x"},
+            "command: calls an MPI launcher, but with `run_on: ranks` it is the ranks",
+        ),
         ({"mode": "mpi", "run_on": "workers"}, "run_on: must be one of every_instance, launcher, ranks"),
         (
             {"mode": "horovod", "groups": {"launcher": {}, "worker": {"command": "x"}}},
