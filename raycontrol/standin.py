@@ -480,7 +480,8 @@ def run(program: str, argv: list[str], environ: Environment) -> int:
             signal.signal(number, (lambda *_: None) if typing and number in TYPED else pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     # It stays a zombie while we are, so that its number cannot become another process's.
-    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != child:
+        os.waitpid(ended.si_pid, 0)  # it had lost its parent
     assert ended is not None
     await_agents()
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -527,3 +527,13 @@ def test_what_else_a_launcher_leaves_behind_is_not_waited_for(instance: Instance
     assert instance.end_of("mpirun", "x")[0] == 0
     assert time.monotonic() - began < standin.AGENTS_S
     os.kill(int((Path(instance.environ["OUT"]) / "pid").read_text()), 9)
+
+
+def test_no_zombies_gather_under_it(instance: Instance):
+    mpirun(
+        instance,
+        "for i in 1 2 3; do (setsid true &); done\n"
+        "until [ $(ps -o stat= --ppid $PPID | wc -l) = 1 ]; do :; done; echo none",
+    )
+    Gate(instance).serve({"go": 0})
+    assert instance.end_of("mpirun", "x") == (0, "none\n", "")
