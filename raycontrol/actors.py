@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ NAMESPACE = "raycontrol"
 CONTROLLER = "rc-controller"
 ARCHIVE = "rc-archive"
 HEAD_PIN = {"node:__internal_head__": 0.001}
+NODE_ACTOR_S = 60.0
+NODE_ACTOR_RETRY_S = 0.2
 FREE = {
     "lifetime": "detached",
     "num_cpus": 0,
@@ -47,6 +50,10 @@ class Seed:
     attempt_id: str
     instance: str
     mode: Mode
+
+
+class NoNodeActor(RaycontrolError):
+    """The controller has not made the actor of a node that serves its instances."""
 
 
 class InstanceActor(Instance):
@@ -116,11 +123,23 @@ class RayLinks:
         return int(await self._call(ARCHIVE, "append_output", seed.job_id, seed.instance, *file))
 
     async def code_dir(self, package: str | None) -> str:
-        return str(await self._call(node_actor_name(self._node_id), "code_dir", self._seed.job_id, package))
+        return str(await self._call_node("code_dir", self._seed.job_id, package))
 
     async def lease_port(self, purpose: str) -> int:
-        node = node_actor_name(self._node_id)
-        return int(await self._call(node, "lease_port", self._seed.attempt_id, purpose))
+        return int(await self._call_node("lease_port", self._seed.attempt_id, purpose))
+
+    async def _call_node(self, method: str, *arguments: Any) -> Any:
+        """Call this node's actor; on a node that has just joined, wait until the controller has made it."""
+        deadline = time.monotonic() + NODE_ACTOR_S
+        while True:
+            try:
+                return await self._call(node_actor_name(self._node_id), method, *arguments)
+            except ValueError as error:  # Ray's word for a name that nobody has
+                if time.monotonic() > deadline:
+                    raise NoNodeActor(
+                        f"this node has had no raycontrol node actor for {NODE_ACTOR_S:g} s: is the controller running?"
+                    ) from error
+            await asyncio.sleep(NODE_ACTOR_RETRY_S)
 
     async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
         found: Outcome | None = await self._call(self._peer(launcher), "join", instance, call, timeout_s)

@@ -189,11 +189,29 @@ def test_a_copy_under_way_is_waited_for_and_removed(scratch: Path, shelf: Shelf)
         await node.code_dir("before", digest)
         copying = asyncio.ensure_future(node.code_dir("job", digest))
         # Between its first file and its last.
-        while not copying.done() and not (scratch / "jobs/job").exists():
+        while not copying.done() and not (scratch.parent / "code/job").exists():
             await asyncio.sleep(0)
         copying.cancel()  # whoever asked is gone; the copy goes on
         await node.release("job", "job.0", last=True)
-        assert names(scratch / "jobs") == {"before"}
+        assert {path.name for path in (scratch.parent / "code").iterdir()} == {"before", ".before.owner"}
+
+    play(story())
+
+
+def test_code_is_at_one_path_on_all_nodes_and_of_two_nodes_on_one_machine_the_first_has_it(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    async def story() -> None:
+        first, second = (Node(str(tmp_path / name), shelf.read) for name in ("node-a", "node-b"))
+        digest = shelf.put(file="x")
+        shared = tmp_path / "code/job"
+        assert await first.code_dir("job", digest) == await first.code_dir("job", digest) == str(shared)
+        own = Path(await second.code_dir("job", digest))
+        assert own == tmp_path / "node-b/jobs/job/code"
+        await second.release("job", "job.0", last=True)
+        assert (shared.exists(), own.exists()) == (True, False)
+        await Node(str(tmp_path / "node-a"), shelf.read).release("job", "job.0", last=True)
+        assert list((tmp_path / "code").iterdir()) == []
 
     play(story())
 
@@ -299,7 +317,7 @@ def test_the_cache_keeps_what_was_used_last_whoever_remembers(scratch: Path, she
         for age, digest in enumerate(reversed(digests)):
             await node.code_dir("job", digest)
             os.utime(scratch / "packages" / digest, (1e9 - age, 1e9 - age))
-            (scratch / "jobs/job/code").rename(scratch / f"jobs/job/code-{age}")
+            (scratch.parent / "code/job").rename(scratch.parent / f"code/job-{age}")
         successor = Node(str(scratch), shelf.read)
         await successor.code_dir("other", digests[0])  # the oldest is in use again
         await successor.release("job", "job.0", last=True)
