@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from raycontrol.plan import Alive, Brief, Facts, PlannedRun, Stage
-from raycontrol.spec import JobSpec, Member, Mode, members
+from raycontrol.spec import LAUNCHERS, JobSpec, Member, Mode, members
 
 Environment = dict[str, str | None]
 Files = dict[str, dict[str, str]]
@@ -20,7 +20,7 @@ START_LIMIT_S = 60.0
 GPU_NAMES = re.compile(r"\$\{?GPU_NUM(_PER_NODE)?\b")
 OURS = re.compile(r"\$\{?(GPU_NUM|NODE_|MASTER_|INDEX|RANK|WORLD_SIZE|RAYCONTROL_)\w*\}?")
 SHELL = re.compile(r"(^|/)(ba|da|z|k|)sh$")
-WORLD_LAUNCHER = re.compile(r"(?:^|[\s;&|(/])(mpirun|mpiexec|prterun|orterun|horovodrun)(?=\s|$)")
+WORLD_LAUNCHER = re.compile(rf"(?:^|[\s;&|(/])({'|'.join(map(re.escape, LAUNCHERS))})(?=\s|$)")
 """A program that starts ranks on all hosts, called by name or path."""
 
 

@@ -18,7 +18,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     """Endpoints open, ssh is proved, the start command runs where ``run_on`` says."""
     gang = members(spec)
     hosts = world.hosts_of(gang, facts)
-    own = {fact.instance: world.variables(hosts, facts, fact) for fact in facts}
+    own = world.variables(hosts, facts)
     environment = world.with_shared_gpus(environments(spec, brief, facts, own), hosts)
     everywhere = runs_everywhere(spec)
     starting = gang if everywhere else gang[:1]

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 from raycontrol.backends.contract import Environment, bracketed
 from raycontrol.plan import Cause, Facts
-from raycontrol.spec import RESERVED, JobSpec, Member, Placement, RunOn
+from raycontrol.spec import LAUNCHERS, RESERVED, JobSpec, Member, Placement, RunOn
 
-LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovodrun")
-"""Programs that start a world; each has a stand-in that comes first on PATH."""
 AGENT = "raycontrol-rsh"
 """What launchers call instead of ssh. A bare name: Open MPI's daemons look for the launcher's agent on their own nodes."""
 LOST_PATH = (
@@ -54,19 +52,20 @@ def hosts_of(gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[Host, ...]
     return tuple(found.values())
 
 
-def variables(hosts: Sequence[Host], facts: Sequence[Facts], fact: Facts) -> dict[str, str]:
-    """Return the variables of an instance that the user may replace, and ``NODE_IP_SLOT_LIST``.
+def variables(hosts: Sequence[Host], facts: Sequence[Facts]) -> dict[str, dict[str, str]]:
+    """Return, by instance, the variables that the user may replace, and ``NODE_IP_SLOT_LIST``.
 
     Open MPI 5: https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html and PRRTE's own parameters; Open MPI 4: those
     that begin with ``OMPI_MCA_orte`` or ``_plm``; MPICH: ``HYDRA_*`` (https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md);
     Intel MPI: ``I_MPI_*``.
     """
-    found = {
+    shared = {**_shared(hosts), **_interfaces(facts)}  # long in a large gang, and made once
+    return {fact.instance: {**shared, **_own(fact)} for fact in facts}
+
+
+def _shared(hosts: Sequence[Host]) -> dict[str, str]:
+    return {
         "NODE_IP_SLOT_LIST": ",".join(f"{bracketed(host.ip)}:{host.slots}" for host in hosts),
-        "PRTE_MCA_prte_default_hostfile": f"{fact.private_dir}/hostfile",
-        "OMPI_MCA_orte_default_hostfile": f"{fact.private_dir}/hostfile",
-        "HYDRA_HOST_FILE": f"{fact.private_dir}/hostfile.hydra",
-        "I_MPI_HYDRA_HOST_FILE": f"{fact.private_dir}/hostfile.hydra",
         "PRTE_MCA_plm_ssh_agent": AGENT,
         "OMPI_MCA_plm_rsh_agent": AGENT,
         "HYDRA_LAUNCHER": "ssh",
@@ -83,24 +82,34 @@ def variables(hosts: Sequence[Host], facts: Sequence[Facts], fact: Facts) -> dic
         "OMPI_MCA_orte_leave_session_attached": "1",
         "PRTE_MCA_prte_leave_session_attached": "1",
     }
+
+
+def _own(fact: Facts) -> dict[str, str]:
+    found = {
+        "PRTE_MCA_prte_default_hostfile": f"{fact.private_dir}/hostfile",
+        "OMPI_MCA_orte_default_hostfile": f"{fact.private_dir}/hostfile",
+        "HYDRA_HOST_FILE": f"{fact.private_dir}/hostfile.hydra",
+        "I_MPI_HYDRA_HOST_FILE": f"{fact.private_dir}/hostfile.hydra",
+    }
     if fact.root:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
             found |= {name: "1", f"{name}_CONFIRM": "1"}
-    return found | _interfaces(facts, fact)
+    return found
 
 
-def _interfaces(facts: Sequence[Facts], own: Facts) -> dict[str, str]:
+def _interfaces(facts: Sequence[Facts]) -> dict[str, str]:
     """Return the network to use: the launcher passes its own value on, so it has to be right on every node."""
     interfaces = {fact.interface for fact in facts}
     networks = {fact.network for fact in facts}
+    interface = facts[0].interface if len(interfaces) == 1 else None
+    chosen = interface or (facts[0].network if len(networks) == 1 else None)
     found: dict[str, str] = {}
-    chosen = own.interface if len(interfaces) == 1 else own.network if len(networks) == 1 else None
     if chosen is not None:
         names = ("prte_if_include", "oob_tcp_if_include", "btl_tcp_if_include", "ptl_tcp_if_include")
         prefixes = ("PRTE_MCA", "OMPI_MCA", "OMPI_MCA", "PMIX_MCA")
         found = {f"{prefix}_{name}": chosen for prefix, name in zip(prefixes, names, strict=True)}
-    if own.interface is not None and len(interfaces) == 1:
-        found |= {"HYDRA_IFACE": own.interface, "HOROVOD_GLOO_IFACE": own.interface}
+    if interface is not None:
+        found |= {"HYDRA_IFACE": interface, "HOROVOD_GLOO_IFACE": interface}
     return found
 
 

@@ -130,16 +130,22 @@ class RayLinks:
 
     async def _call_node(self, method: str, *arguments: Any) -> Any:
         """Call this node's actor; on a node that has just joined, wait until the controller has made it."""
+        name = node_actor_name(self._node_id)
         deadline = time.monotonic() + NODE_ACTOR_S
-        while True:
-            try:
-                return await self._call(node_actor_name(self._node_id), method, *arguments)
-            except ValueError as error:  # Ray's word for a name that nobody has
-                if time.monotonic() > deadline:
-                    raise NoNodeActor(
-                        f"this node has had no raycontrol node actor for {NODE_ACTOR_S:g} s: is the controller running?"
-                    ) from error
+        while not self._is_there(name):
+            if time.monotonic() > deadline:
+                raise NoNodeActor(
+                    f"this node has had no raycontrol node actor for {NODE_ACTOR_S:g} s: is the controller running?"
+                )
             await asyncio.sleep(NODE_ACTOR_RETRY_S)
+        return await self._call(name, method, *arguments)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self._actor(name)
+        except ValueError:  # Ray's word for a name that nobody has
+            return False
+        return True
 
     async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
         found: Outcome | None = await self._call(self._peer(launcher), "join", instance, call, timeout_s)

@@ -102,8 +102,8 @@ class RayCluster:
                 lifetime="detached",
                 get_if_exists=True,
                 max_restarts=0,
-                max_concurrency=CALLS_AT_ONCE
-                + 2 * len(job.instances),  # each instance may wait at the launcher's
+                # Each of the others may wait at the launcher's, for a world's end and once more to tell of its own.
+                max_concurrency=CALLS_AT_ONCE + 2 * len(job.instances),
                 num_cpus=wanted.get("CPU", 0),
                 num_gpus=wanted.get("GPU", 0),
                 memory=wanted.get("memory"),

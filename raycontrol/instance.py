@@ -47,25 +47,22 @@ from raycontrol.plan import (
     Until,
     shell_argv,
 )
+from raycontrol.proofs import SshProofs, reach
 from raycontrol.shipping import Shipper, ship_outputs
 from raycontrol.spec import Mode
 from raycontrol.sshd import Endpoint, make_keys
 from raycontrol.status import Reason
+from raycontrol.verdicts import last_words
 
 log = logging.getLogger(__name__)
 
-CONNECT_TRY_S = 5.0
 RETRY_S = 0.2
 REPORT_RETRY_MAX_S = 5.0
 SHIP_LIMIT_S = 20.0
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
-VERDICT_LINES = 20
-LONGEST_WORDS = 60
-"""How many lines of a log's end a verdict keeps, and how many if a message began before them."""
 EXPLAIN_LINES = 400
 MAX_TOLD = 5
-PROOFS_AT_ONCE = 16
 BIN = "bin/"
 ENVIRONMENT_FILE = "environment"
 """Where stand-ins find what this instance's runs were given: ``NAME=value`` and a zero byte each."""
@@ -148,8 +145,8 @@ class Instance:
         self._gatekeeper: Gatekeeper | None = None
         self._equipped: asyncio.Future[None] | None = None
         self._job_environment: dict[str, str] = {}
-        self._numbers = itertools.count()
-        self._proving = asyncio.Semaphore(PROOFS_AT_ONCE)
+        self._proofs: SshProofs | None = None
+        self._sessions = itertools.count()
         self._grace_s = 0.0
         self._unsent: list[Report] = []
         self._news = asyncio.Event()
@@ -194,12 +191,16 @@ class Instance:
 
     async def join(self, instance: str, call: int, timeout_s: float) -> Outcome | None:
         """As ``gatekeeper.Launcher``; other instances call it on the launcher."""
-        return None if self._gatekeeper is None else await self._gatekeeper.join(instance, call, timeout_s)
+        return await self._gate_of_all().join(instance, call, timeout_s)
 
     async def leave(self, instance: str) -> None:
         """As ``gatekeeper.Launcher``."""
-        if self._gatekeeper is not None:
-            await self._gatekeeper.leave(instance)
+        await self._gate_of_all().leave(instance)
+
+    def _gate_of_all(self) -> Gatekeeper:
+        if self._gatekeeper is None:  # whoever calls tries again
+            raise NotReadyError(f"{self._identity.instance} takes no calls of MPI launchers yet")
+        return self._gatekeeper
 
     # Preparing.
 
@@ -275,6 +276,8 @@ class Instance:
             return
         environment = "".join(f"{name}={value}\0" for name, value in self._job_environment.items())
         await asyncio.to_thread(self._write_files, {**orders.files, ENVIRONMENT_FILE: environment})
+        mark = self._identity.attempt_id
+        self._proofs = SshProofs(self._named, self._folder, self._job_environment, mark)
         me = self._identity.instance
         if me in orders.meeting:
             launcher = LinkToLauncher(self._links, orders.meeting[0])
@@ -332,34 +335,14 @@ class Instance:
     async def _fulfil(self, condition: Until, deadline: float) -> None:
         match condition:
             case TcpReachable():
-                await self._reach(condition, deadline)
+                await reach(self._named, condition, deadline)
             case ServesSsh():
                 self._serve_ssh()
             case SshAnswers(target=target):
-                await self._prove_ssh(target, deadline)
+                assert self._proofs is not None, "ssh comes with the files of the first stage"
+                await self._proofs.answers(target, deadline)
             case Alive():
                 pass  # a run that could not be started has already reported its exit
-
-    async def _reach(self, target: TcpReachable, deadline: float) -> None:
-        """Connect, trying again until the deadline; then say who could not reach whom, and how it failed."""
-        while True:
-            try:
-                opening = asyncio.open_connection(target.host, int(target.port))
-                _, writer = await asyncio.wait_for(opening, CONNECT_TRY_S)
-                writer.close()
-                return
-            except (OSError, asyncio.TimeoutError) as error:
-                if time.monotonic() > deadline:
-                    raise self._unreachable(target, error) from error
-            await asyncio.sleep(RETRY_S)
-
-    def _unreachable(self, target: TcpReachable, error: Exception) -> UnreachableError:
-        me = self._identity
-        return UnreachableError(
-            f"{me.instance} on {me.node_name} ({me.ip}) cannot connect to {target.target} at "
-            f"{target.host}:{target.port} ({_how(error)}). Only the way to the node of {target.target} was tried; "
-            "check firewalls and routes between the two nodes"
-        )
 
     # Ssh.
 
@@ -372,7 +355,7 @@ class Instance:
         self, command: str, environment: Mapping[str, str], stdio: tuple[int, int, int]
     ) -> process.Process:
         """Run a command that came in through ssh, as this instance's own."""
-        number = next(self._numbers)
+        number = next(self._sessions)
         folder = self._folder / "sessions" / str(number)
         session = await process.start(
             process.Run(
@@ -387,47 +370,6 @@ class Instance:
         )
         self._start(_forget(session, folder))
         return session
-
-    async def _prove_ssh(self, target: str, deadline: float) -> None:
-        """Run `ssh TARGET true` until it answers, or until the deadline; then say what ssh says."""
-        said = ""
-        while True:
-            async with self._proving:
-                exit_, words = await self._try_ssh(target, deadline)
-            if exit_.code == 0:
-                return
-            said = words or said
-            if time.monotonic() > deadline:
-                me = self._identity
-                raise UnreachableError(
-                    f"{me.instance} on {me.node_name} ({me.ip}) cannot run a command on {target} through ssh: "
-                    f"{said or exit_.error or 'no answer'}. Check firewalls and routes between the two nodes"
-                )
-            await asyncio.sleep(RETRY_S)
-
-    async def _try_ssh(self, target: str, deadline: float) -> tuple[process.Exit, str]:
-        """Run it once, with the very programs that jobs use; return how it ended and what it said."""
-        number = next(self._numbers)
-        folder = self._folder / "proofs" / str(number)
-        proof = await process.start(
-            process.Run(
-                name=f"prove-ssh-{number}",
-                argv=(str(self._folder / BIN / "ssh"), "-n", target, "true"),
-                env=self._job_environment,
-                cwd="/",
-                folder=str(folder),
-                mark=self._identity.attempt_id,
-            )
-        )
-        try:
-            exit_ = await asyncio.wait_for(proof.gone(), max(RETRY_S, deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            exit_ = await proof.kill("it takes too long")
-        finally:
-            await asyncio.shield(self._start(proof.kill("the proof is over")))
-        words = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
-        await asyncio.to_thread(remove_tree, folder)
-        return exit_, words
 
     def _world_broken(self, world: str, message: str, at: float | None = None) -> None:
         me = self._identity
@@ -470,9 +412,8 @@ class Instance:
             followed=self._gatekeeper is not None and self._gatekeeper.has_led_to(exit_.code),
         )
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
-        if (
-            self._gatekeeper is not None and not self._stopping
-        ):  # in a job that is stopped nobody waits for advice
+        # In a job that is stopped nobody waits for advice.
+        if self._gatekeeper is not None and not self._stopping:
             self._start(self._gatekeeper.start_command_ended())
 
     def _ship(self, path: Path) -> Shipper:
@@ -557,6 +498,11 @@ class Instance:
     # Folders and tasks.
 
     @property
+    def _named(self) -> str:
+        me = self._identity
+        return f"{me.instance} on {me.node_name} ({me.ip})"
+
+    @property
     def _folder(self) -> Path:
         me = self._identity
         return Path(me.scratch) / "jobs" / me.job_id / "runs" / me.attempt_id / me.instance
@@ -586,6 +532,10 @@ class Instance:
         task.add_done_callback(self._loose.discard)
         task.add_done_callback(_log_failure)
         return task
+
+
+class NotReadyError(RaycontrolError):
+    """An instance was asked for something before it was equipped for it."""
 
 
 @dataclass(frozen=True)
@@ -619,10 +569,6 @@ async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class UnreachableError(RaycontrolError):
-    """Two instances of a job cannot reach each other."""
-
-
 def _put_down(folder: Path) -> list[tuple[float, str, str]]:
     """Return what an agent has put down (``standin``): when, of which world, in words. What cannot be read is passed over."""
     found = []
@@ -633,26 +579,6 @@ def _put_down(folder: Path) -> list[tuple[float, str, str]]:
         except OSError as error:
             log.warning("%s cannot be read: %s", path, error)
     return sorted(found)
-
-
-def last_words(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the end of a log: the last lines, and all of the message that they are part of.
-
-    Open MPI puts its messages between rules of dashes, and what went wrong at their beginning.
-    """
-    said = [line.rstrip(" \0") for line in lines]
-    while said and not said[-1]:
-        said.pop()
-    start = max(0, len(said) - VERDICT_LINES)
-    rules = [number for number, line in enumerate(said) if line and not line.strip("-") and len(line) > 40]
-    opening = [first for first, last in zip(rules[::2], rules[1::2], strict=False) if first < start <= last]
-    return tuple(said[max(0, len(said) - LONGEST_WORDS, min([start, *opening])) :])
-
-
-def _how(error: Exception) -> str:
-    """Return how a connection failed, as the system says it."""
-    number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number) if number else str(error) or "no answer"
 
 
 def _words(error: Exception) -> str:

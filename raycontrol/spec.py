@@ -18,6 +18,7 @@ from raycontrol import specfile, specrules
 from raycontrol.specfile import Document
 from raycontrol.specparts import (
     BUILT_MODES,
+    LAUNCHERS,
     MAX_INSTANCES,
     RESERVED,
     SINGLE_ROLE,
@@ -49,6 +50,7 @@ from raycontrol.specrules import Reading
 
 __all__ = [
     "BUILT_MODES",
+    "LAUNCHERS",
     "RESERVED",
     "Group",
     "GroupResources",

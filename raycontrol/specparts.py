@@ -58,6 +58,9 @@ class RunOn(Word):
     RANKS = "ranks"
 
 
+LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovodrun")
+"""Programs that start an MPI or Horovod world over hosts."""
+
 BUILT_MODES: tuple[Mode, ...] = (Mode.DDP, Mode.MPI, Mode.HOROVOD)
 """The modes that this version can run; the others are known by name only."""
 

@@ -16,6 +16,7 @@ from raycontrol.specparts import (
     BUILT_MODES,
     GROUP_NAME,
     GROUP_NAME_RULE,
+    LAUNCHERS,
     MAX_INSTANCES,
     MAX_WORKER_GROUPS,
     ROLES,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from raycontrol.spec import JobSpec
 
 
-LAUNCHER = re.compile(r"(\S*/)?(mpirun|mpiexec|prterun|orterun|horovodrun)(\s|$)")
+CALLS_LAUNCHER = re.compile(rf"(\S*/)?({'|'.join(map(re.escape, LAUNCHERS))})(\s|$)")
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class _Sum:
                 path, f"is for mode mpi only, not {mode}", got(path, self._written["run_on"], self._document)
             )
         words = spec.command if isinstance(spec.command, str) else spec.command[0]
-        if mode is Mode.MPI and spec.run_on is RunOn.RANKS and LAUNCHER.match(words):
+        if mode is Mode.MPI and spec.run_on is RunOn.RANKS and CALLS_LAUNCHER.match(words):
             rule = "calls an MPI launcher, but with `run_on: ranks` it is the ranks: write only their program, or `run_on: launcher`"
             yield Problem(("command",), rule)
         if mode is Mode.HOROVOD or (mode is Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE):

@@ -331,7 +331,9 @@ class Meet:
         kind, value = self.await_word(instance)
         match kind:
             case "go":
+                become_subreaper()  # before there are agents that could lose their parent
                 status = run(*of_world(self.call, str(value)))
+                await_agents()
                 instance.say_goodbye(f'{{"status": {status}}}')
                 end_as(status)
             case "status":
@@ -456,7 +458,6 @@ def run(program: str, argv: list[str], environ: Environment) -> int:
     It is in a process group of its own and gets each signal that reaches us, from whoever sends it, once. On a
     terminal it stays in ours: what is typed there goes to the whole group, and is not passed on.
     """
-    become_subreaper()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     typing = os.isatty(0)
     parent = os.getpid()
@@ -483,7 +484,6 @@ def run(program: str, argv: list[str], environ: Environment) -> int:
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) is not None and ended.si_pid != child:
         os.waitpid(ended.si_pid, 0)  # it had lost its parent
     assert ended is not None
-    await_agents()
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from raycontrol.job import Broken, Ended, Instance, Job
 from raycontrol.status import JobState, Reason, Verdict
+
+VERDICT_LINES = 20
+LONGEST_WORDS = 60
+"""How many lines of a log's end a verdict keeps, and how many if a message began before them."""
 
 
 def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> Verdict:
@@ -88,3 +94,17 @@ def timeout(job: Job) -> Verdict:
             )
             summary = f"{job.state} took too long; no word from {waiting}"
             return Verdict(reason=Reason.START_TIMEOUT, summary=summary)
+
+
+def last_words(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the end of a log: the last lines, and all of the message that they are part of.
+
+    Open MPI puts its messages between rules of dashes, and what went wrong at their beginning.
+    """
+    said = [line.rstrip(" \0") for line in lines]
+    while said and not said[-1]:
+        said.pop()
+    start = max(0, len(said) - VERDICT_LINES)
+    rules = [number for number, line in enumerate(said) if line and not line.strip("-") and len(line) > 40]
+    opening = [first for first, last in zip(rules[::2], rules[1::2], strict=False) if first < start <= last]
+    return tuple(said[max(0, len(said) - LONGEST_WORDS, min([start, *opening])) :])

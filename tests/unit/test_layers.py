@@ -23,7 +23,7 @@ LAYERS = {
         "database disk flocks ignore jobrows leases logs mounts nodefacts packages packing process settings shipping "
         "sshclient sshd sshpipes sshsession standin store supervisor usage"
     ),
-    "roles": "archive controller duties gatekeeper instance node",
+    "roles": "archive controller duties gatekeeper instance node proofs",
     "ray": "actors cluster connect",
     "user": "client logview readers",
     "faces": "__main__ api cli",

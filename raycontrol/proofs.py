@@ -1,0 +1,103 @@
+"""What an instance proves before anything starts: that it reaches the others, by TCP or through the job's own ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from raycontrol import process
+from raycontrol.disk import remove_tree
+from raycontrol.errors import RaycontrolError
+from raycontrol.logs import tail
+from raycontrol.plan import TcpReachable
+
+CONNECT_TRY_S = 5.0
+RETRY_S = 0.2
+PROOFS_AT_ONCE = 16
+
+
+class UnreachableError(RaycontrolError):
+    """Two instances of a job cannot reach each other."""
+
+
+async def reach(own: str, target: TcpReachable, deadline: float) -> None:
+    """Connect, trying again until the deadline (monotonic); then say that ``own`` could not, and how it failed."""
+    while True:
+        try:
+            opening = asyncio.open_connection(target.host, int(target.port))
+            _, writer = await asyncio.wait_for(opening, CONNECT_TRY_S)
+            writer.close()
+            return
+        except (OSError, asyncio.TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"{own} cannot connect to {target.target} at {target.host}:{target.port} ({_how(error)}). Only the "
+                    f"way to the node of {target.target} was tried; check firewalls and routes between the two nodes"
+                ) from error
+        await asyncio.sleep(RETRY_S)
+
+
+class SshProofs:
+    """Runs commands on other instances with the very ``ssh`` and ``environment`` that jobs have.
+
+    ``own`` names this instance in errors, ``folder`` is its private one, ``mark`` that of its attempt.
+    """
+
+    def __init__(self, own: str, folder: Path, environment: Mapping[str, str], mark: str) -> None:
+        self._own = own
+        self._ssh = folder / "bin" / "ssh"
+        self._folder = folder / "proofs"
+        self._environment = environment
+        self._mark = mark
+        self._numbers = itertools.count()
+        self._slots = asyncio.Semaphore(PROOFS_AT_ONCE)
+
+    async def answers(self, target: str, deadline: float) -> None:
+        """Run `ssh TARGET true` until it answers, or until the deadline (monotonic); then say what ssh says."""
+        said = ""
+        while True:
+            async with self._slots:
+                exit_, words = await self._try(target, deadline)
+            if exit_.code == 0:
+                return
+            said = words or said
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"{self._own} cannot run a command on {target} through ssh: "
+                    f"{said or exit_.error or 'no answer'}. Check firewalls and routes between the two nodes"
+                )
+            await asyncio.sleep(RETRY_S)
+
+    async def _try(self, target: str, deadline: float) -> tuple[process.Exit, str]:
+        """Run it once; return how it ended and what it said. Nothing of it is left then, also when this is cancelled."""
+        number = next(self._numbers)
+        folder = self._folder / str(number)
+        proof = await process.start(
+            process.Run(
+                name=f"prove-ssh-{number}",
+                argv=(str(self._ssh), "-n", target, "true"),
+                env=self._environment,
+                cwd="/",
+                folder=str(folder),
+                mark=self._mark,
+            )
+        )
+        try:
+            exit_ = await asyncio.wait_for(proof.gone(), max(RETRY_S, deadline - time.monotonic()))
+        except asyncio.TimeoutError:
+            exit_ = await proof.kill("it takes too long")
+        finally:
+            await asyncio.shield(asyncio.ensure_future(proof.kill("the proof is over")))
+        words = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
+        await asyncio.to_thread(remove_tree, folder)
+        return exit_, words
+
+
+def _how(error: Exception) -> str:
+    """Return how a connection failed, as the system says it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number else str(error) or "no answer"
