@@ -23,7 +23,10 @@ def test_a_rank_that_dies_on_a_worker(cluster: Cluster, how: str, status: int, r
     ran = jobs.run(cluster, 0, *THREE, "--", f"mpirun python mpi_dies.py {how} 2")
     verdict = ran.info["verdict"]
     assert (ran.status, ran.info["exit_code"], verdict["instance"]) == (status, status, "launcher-0")
-    assert (verdict["rank"], verdict["rank_exit_code"]) == (2, rank_code), ran.told
+    named = (verdict["rank"], verdict["rank_exit_code"])
+    # Another rank may lose its connection while Open MPI ends the world; the message on that one takes the other's place.
+    replaced = named == (None, None) and "Socket closed" in ran.told
+    assert named == (2, rank_code) or replaced, ran.told
 
 
 def test_a_rank_that_hangs_in_finalize_is_ended_by_the_time_limit(cluster: Cluster) -> None:
