@@ -19,22 +19,30 @@ from typing import Any
 from raycontrol.backends.world import AGENT
 from raycontrol.errors import PlanError
 from raycontrol.plan import Brief, Cause, Facts, Plan
-from raycontrol.spec import JobSpec, Member, Mode, members, serves_ssh
+from raycontrol.spec import Group, JobSpec, Member, Mode, members, serves_ssh
 
 _MODULES = {
     Mode.DDP: "raycontrol.backends.ddp_mode",
     Mode.MPI: "raycontrol.backends.mpi_mode",
     Mode.HOROVOD: "raycontrol.backends.horovod_mode",
+    Mode.PS: "raycontrol.backends.ps_mode",
+    Mode.RAY: "raycontrol.backends.ray_mode",
 }
 
 
+LOCAL_PORTS = {"master": "29500", "tf": "2222"}
 LEFT_OUT = ("RAYCONTROL_ATTEMPT_ID", "CUDA_VISIBLE_DEVICES")
 """What ``local_environment`` leaves out beside paths."""
 
 
 def make_plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
-    """Return the plan of one attempt from the facts of all its instances, in the order of INDEX."""
-    plan: Plan = _backend(spec.mode).plan(spec, brief, facts)
+    """Return the plan of one attempt from the facts of all its instances, in the order of INDEX; raises PlanError."""
+    try:
+        plan: Plan = _backend(spec.mode).plan(spec, brief, facts)
+    except KeyError as missing:  # as when another version of raycontrol has prepared the instances
+        raise PlanError(
+            f"mode {spec.mode} needs a port for {missing}, which an instance has not reported"
+        ) from None
     return plan
 
 
@@ -63,12 +71,14 @@ def local_environment(mode: Mode) -> dict[str, str]:
     Left out are the mark by which processes of a job are found and killed, the limit on visible GPUs, and paths to what
     only a job has (hostfiles, agents).
     """
-    spec = JobSpec(mode=mode, command="true", name="local", nodes=1)
+    alone = {"groups": {"ps": Group(count=0), "worker": Group()}} if mode is Mode.PS else {"nodes": 1}
+    spec = JobSpec.from_dict({"mode": mode, "command": "true", "name": "local", **alone})
+    (member,) = members(spec)
     facts = Facts(
-        instance=members(spec)[0].name,
+        instance=member.name,
         ip="127.0.0.1",
         node_name="localhost",
-        ports={"master": "29500", "probe": "0", "ssh": "0"},
+        ports={purpose: "0" for purpose in _purposes(spec, member)} | LOCAL_PORTS,
         interface="lo",
         code_dir=".",
         output_dir="./outputs",
@@ -83,18 +93,23 @@ def local_environment(mode: Mode) -> dict[str, str]:
 
 
 def _of_a_job(name: str, value: str) -> bool:
-    """Whether a variable names what only a job has: files, the agent, a network of several nodes."""
-    return value.startswith("/") or value == AGENT or name.endswith(("_if_include", "HYDRA_IFACE"))
+    """Whether a variable names what only a job has: files, the agent, a network of several nodes, a Ray cluster."""
+    of_mpi = value == AGENT or name.endswith(("_if_include", "HYDRA_IFACE"))
+    return (
+        value.startswith("/") or of_mpi or name in ("HEAD_PORT", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_TMPDIR")
+    )
 
 
 def _backend(mode: Mode) -> Any:
-    if mode not in _MODULES:
-        raise PlanError(f"mode {mode} is not built yet; this version runs {', '.join(_MODULES)}")
     return import_module(_MODULES[mode])
 
 
+def _purposes(spec: JobSpec, member: Member) -> tuple[str, ...]:
+    return ("probe", *leases(spec.mode, member), *(("ssh",) if serves_ssh(spec) else ()))
+
+
 def _symbolic(spec: JobSpec, member: Member) -> Facts:
-    purposes = ("probe", *leases(spec.mode, member), *(("ssh",) if serves_ssh(spec) else ()))
+    purposes = _purposes(spec, member)
     gpus = int(member.resources.gpu) or (1 if member.resources.gpu > 0 else 0)
     return Facts(
         instance=member.name,
@@ -111,4 +126,7 @@ def _symbolic(spec: JobSpec, member: Member) -> Facts:
         package_dir="<raycontrol>",
         login_key=f"<login key of {member.name}>",
         host_key=f"<host key of {member.name}>",
+        temp_dir=f"<temp dir of {member.name}>",
+        memory=str(member.resources.memory or f"<memory of {member.name}>"),
+        object_store=f"<object store of {member.name}>",
     )

@@ -126,7 +126,8 @@ class RayLinks:
         return str(await self._call_node("code_dir", self._seed.job_id, package))
 
     async def lease_port(self, purpose: str) -> int:
-        return int(await self._call_node("lease_port", self._seed.attempt_id, purpose))
+        purpose_of_one = f"{self._seed.instance} {purpose}"  # instances of a job may share this node
+        return int(await self._call_node("lease_port", self._seed.attempt_id, purpose_of_one))
 
     async def _call_node(self, method: str, *arguments: Any) -> Any:
         """Call this node's actor; on a node that has just joined, wait until the controller has made it."""
@@ -153,6 +154,9 @@ class RayLinks:
 
     async def leave(self, launcher: str, instance: str) -> None:
         await self._call(self._peer(launcher), "leave", instance)
+
+    async def secret_of(self, instance: str) -> str:
+        return str(await self._call(self._peer(instance), "secret"))
 
     def _peer(self, instance: str) -> str:
         """Return the name of another instance's actor: this one's, but for the end."""

@@ -9,6 +9,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from uuid import uuid4
 
 HASH_STEP_BYTES = 1024 * 1024
 HIDDEN = ".removed-"
+TEMP_LINK = "temp"
+"""The link to an instance's short folder, in its private one."""
+SHORT_PARENT = Path("/tmp")
 
 
 @contextmanager
@@ -108,6 +112,28 @@ def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     fresh.replace(path)
+
+
+def short_folder(link: Path) -> Path:
+    """Make a private folder with a short path, because paths of sockets end at 107 bytes.
+
+    ``link`` points to it before it is there, so that somebody can remove it whatever happens.
+    """
+    while True:
+        folder = SHORT_PARENT / f"rc-{secrets.token_hex(4)}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder
+
+
+def remove_short_folder(link: Path) -> None:
+    """Remove what ``short_folder`` has made, and the link when it is gone."""
+    folder = link.readlink()
+    if folder.parent == SHORT_PARENT and folder.is_dir() and folder.owner() == link.owner():
+        erase(folder)
+    link.unlink(missing_ok=True)
 
 
 def remove_tree(root: Path) -> None:

@@ -28,7 +28,7 @@ from raycontrol.events import (
 from raycontrol.instance import Preparation
 from raycontrol.job import Job, plan_of
 from raycontrol.plan import Orders, orders
-from raycontrol.spec import members, serves_ssh
+from raycontrol.spec import Mode, members, serves_ssh
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,12 @@ class Duties:
 
 def _preparation(job: Job, name: str) -> Preparation:
     member = next(item for item in members(job.spec) if item.name == name)
-    return Preparation(job.package, backends.leases(job.spec.mode, member), serves_ssh(job.spec))
+    return Preparation(
+        package=job.package,
+        leases=backends.leases(job.spec.mode, member),
+        ssh=serves_ssh(job.spec),
+        ray_node=member.resources if job.spec.mode is Mode.RAY else None,
+    )
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:

@@ -81,6 +81,18 @@ class RunExited:
 
 
 @dataclass(frozen=True)
+class ServiceEnded:
+    """The service ``run`` of an instance (its node of the job's own Ray cluster) ended; ``asked``: by the job itself."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    run: str
+    ended: Ended
+    asked: bool = False
+
+
+@dataclass(frozen=True)
 class InstanceNoted:
     """Something about an instance that a person should know and that changes nothing (log shipping paused, …)."""
 
@@ -169,6 +181,7 @@ Report = (
     | InstanceFailed
     | StagePassed
     | RunExited
+    | ServiceEnded
     | InstanceNoted
     | WorldBroken
     | WorldFailed

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from raycontrol import backends, nodefacts, process
 from raycontrol.backends.world import BROKEN
-from raycontrol.disk import matching, private_folder, remove_tree, write_private
+from raycontrol.disk import TEMP_LINK, matching, private_folder, remove_tree, short_folder, write_private
 from raycontrol.errors import RaycontrolError
 from raycontrol.events import (
     InstanceClosed,
@@ -28,6 +29,7 @@ from raycontrol.events import (
     Report,
     RunExited,
     RunsGone,
+    ServiceEnded,
     StagePassed,
     WorldBroken,
     WorldFailed,
@@ -37,19 +39,22 @@ from raycontrol.gatekeeper import Gatekeeper
 from raycontrol.job import Ended
 from raycontrol.logs import tail
 from raycontrol.plan import (
+    ASKED,
     Alive,
+    Cause,
     Facts,
     Orders,
     PlannedRun,
+    RayNodesJoined,
     ServesSsh,
     SshAnswers,
     TcpReachable,
     Until,
     shell_argv,
 )
-from raycontrol.proofs import SshProofs, reach
+from raycontrol.proofs import RayProofs, SshProofs, reach
 from raycontrol.shipping import Shipper, ship_outputs
-from raycontrol.spec import Mode
+from raycontrol.spec import Mode, Resources
 from raycontrol.sshd import Endpoint, make_keys
 from raycontrol.status import Reason
 from raycontrol.verdicts import last_words
@@ -62,6 +67,8 @@ SHIP_LIMIT_S = 20.0
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
+SERVICE_GRACE_S = 5.0
+"""How long a service has to end when the start commands have."""
 MAX_TOLD = 5
 BIN = "bin/"
 ENVIRONMENT_FILE = "environment"
@@ -88,11 +95,15 @@ class Identity:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What an instance needs before the plan is made: the packed working directory, ports of its node, an ssh endpoint."""
+    """What an instance needs before the plan is made: the packed working directory, ports of its node, an ssh endpoint.
+
+    ``ray_node``: what a Ray node of the job's own, which the instance will start, may use of the machine.
+    """
 
     package: str | None
     leases: tuple[str, ...]
     ssh: bool = False
+    ray_node: Resources | None = None
 
 
 class Links(Protocol):
@@ -121,6 +132,9 @@ class Links(Protocol):
     async def leave(self, launcher: str, instance: str) -> None:
         """``Instance.leave`` of the launcher's instance."""
 
+    async def secret_of(self, instance: str) -> str:
+        """``Instance.secret`` of another instance of the job."""
+
 
 class Instance:
     """Carries out orders and reports. ``prepare``, ``carry_out`` and ``stop`` return at once; their outcome is a report.
@@ -134,6 +148,8 @@ class Instance:
         self._facts: Facts | None = None
         self._probe: asyncio.Server | None = None
         self._processes: dict[str, process.Process] = {}
+        self._services: dict[str, process.Process] = {}
+        self._secret = secrets.token_hex(32)
         self._launches: list[asyncio.Future[None]] = []
         self._exits: list[asyncio.Future[None]] = []
         self._shipper: Shipper | None = None
@@ -181,6 +197,7 @@ class Instance:
         self._grace_s = grace_s
         for running in self._processes.values():
             self._start(running.stop(grace_s, why))
+        self._start(self._stop_services(grace_s, why))
         if self._endpoint is not None:
             # Ranks that a launcher elsewhere started end with it; what outlives its grace is killed.
             self._start(self._endpoint.drain(grace_s, why))
@@ -196,6 +213,10 @@ class Instance:
     async def leave(self, instance: str) -> None:
         """As ``gatekeeper.Launcher``."""
         await self._gate_of_all().leave(instance)
+
+    async def secret(self) -> str:
+        """Return what this instance has made for all of its attempt; other instances call it."""
+        return self._secret
 
     def _gate_of_all(self) -> Gatekeeper:
         if self._gatekeeper is None:  # whoever calls tries again
@@ -238,7 +259,19 @@ class Instance:
             package_dir=str(Path(__file__).parent),
             root=os.geteuid() == 0,
         )
+        if order.ray_node is not None:
+            facts = await asyncio.to_thread(self._with_room_for_ray, facts, order.ray_node)
         return await self._open_ssh(facts) if order.ssh else facts
+
+    def _with_room_for_ray(self, facts: Facts, resources: Resources) -> Facts:
+        """Make a folder for Ray's sockets and say how much memory a Ray node here may have."""
+        memory = resources.memory or nodefacts.memory_of_cpus(resources.cpu)
+        return replace(
+            facts,
+            temp_dir=str(short_folder(self._folder / TEMP_LINK)),
+            memory=str(memory),
+            object_store=str(nodefacts.object_store_of(memory)),
+        )
 
     async def _open_ssh(self, facts: Facts) -> Facts:
         """Listen for ssh, with fresh keys; nobody is let in before the keys of the others are known."""
@@ -272,6 +305,10 @@ class Instance:
 
     async def _write_equipment(self, orders: Orders) -> None:
         self._job_environment = self._environment(orders)
+        if orders.secret is not None:
+            own = orders.secret.maker == self._identity.instance
+            secret = self._secret if own else await self._links.secret_of(orders.secret.maker)
+            await asyncio.to_thread(self._write_files, {orders.secret.path: secret})
         if not orders.files:
             return
         environment = "".join(f"{name}={value}\0" for name, value in self._job_environment.items())
@@ -292,7 +329,7 @@ class Instance:
 
     async def _start_run(self, run: PlannedRun, orders: Orders) -> None:
         """Start a run. A stop does not break a launch off half-way: it waits for it, and ends what was launched."""
-        if run.name in self._processes or self._stopping:
+        if run.name in self._processes or run.name in self._services or self._stopping:
             return
         launch = self._start(self._launch(run, orders))
         self._launches.append(launch)
@@ -309,9 +346,13 @@ class Instance:
                 mark=self._identity.attempt_id,
             )
         )
-        self._processes[run.name] = started
-        self._shipper = self._shipper or self._ship(self._log(run.name))
-        self._exits.append(self._start(self._await_exit(run.name, started)))
+        if run.service:
+            self._services[run.name] = started
+            self._exits.append(self._start(self._await_service(run.name, started)))
+        else:
+            self._processes[run.name] = started
+            self._shipper = self._shipper or self._ship(self._log(run.name))
+            self._exits.append(self._start(self._await_exit(run.name, started)))
         if self._stopping:  # a stop that came while the run was being started has not seen it
             self._start(started.stop(self._grace_s, "stopped while starting"))
 
@@ -341,8 +382,20 @@ class Instance:
             case SshAnswers(target=target):
                 assert self._proofs is not None, "ssh comes with the files of the first stage"
                 await self._proofs.answers(target, deadline)
+            case RayNodesJoined():
+                await self._ray_proofs().joined(condition, deadline)
             case Alive():
                 pass  # a run that could not be started has already reported its exit
+
+    def _ray_proofs(self) -> RayProofs:
+        assert self._facts is not None, "stages follow preparation"
+        return RayProofs(
+            self._named,
+            self._folder,
+            self._job_environment,
+            self._identity.attempt_id,
+            self._facts.package_dir,
+        )
 
     # Ssh.
 
@@ -400,21 +453,27 @@ class Instance:
         except Exception:  # the exit itself must be told, explained or not
             log.exception("explaining the end of %s", name)
             lines, cause = [], None
-        ended = Ended(
-            at=exit_.at,
-            code=exit_.code,
-            signal=exit_.signal,
-            sender=exit_.sender,
-            oom=exit_.oom,
-            error=_storable(exit_.error) if exit_.error else None,
-            cause=cause,
-            last_lines=last_words(lines) if exit_.code != 0 else (),
-            followed=self._gatekeeper is not None and self._gatekeeper.has_led_to(exit_.code),
-        )
+        followed = self._gatekeeper is not None and self._gatekeeper.has_led_to(exit_.code)
+        ended = replace(_ended(exit_, cause, lines), followed=followed)
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
         # In a job that is stopped nobody waits for advice.
         if self._gatekeeper is not None and not self._stopping:
             self._start(self._gatekeeper.start_command_ended())
+
+    async def _await_service(self, name: str, running: process.Process) -> None:
+        exit_ = await running.wait()
+        lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
+        me = self._identity
+        asked = (self._folder / name / ASKED).exists()
+        ended = _ended(exit_, None, lines)
+        self._report(ServiceEnded(exit_.at, me.attempt_id, me.instance, name, ended, asked))
+
+    async def _stop_services(self, grace_s: float, why: str) -> None:
+        """End services when the start commands have ended, which may need them to save their work; killing does not wait."""
+        if grace_s > 0:
+            await asyncio.gather(*(running.gone() for running in self._processes.values()))
+        for service in self._services.values():
+            self._start(service.stop(min(grace_s, SERVICE_GRACE_S), why))
 
     def _ship(self, path: Path) -> Shipper:
         shipper = Shipper(
@@ -435,6 +494,7 @@ class Instance:
         if self._probe is not None:
             self._probe.close()
         await asyncio.gather(*(running.gone() for running in self._processes.values()))
+        await asyncio.gather(*(service.gone() for service in self._services.values()))
         if self._endpoint is not None:
             await self._endpoint.drain(self._grace_s, "the job has ended")
             await self._endpoint.close()
@@ -579,6 +639,19 @@ def _put_down(folder: Path) -> list[tuple[float, str, str]]:
         except OSError as error:
             log.warning("%s cannot be read: %s", path, error)
     return sorted(found)
+
+
+def _ended(exit_: process.Exit, cause: Cause | None, lines: Sequence[str]) -> Ended:
+    return Ended(
+        at=exit_.at,
+        code=exit_.code,
+        signal=exit_.signal,
+        sender=exit_.sender,
+        oom=exit_.oom,
+        error=_storable(exit_.error) if exit_.error else None,
+        cause=cause,
+        last_lines=last_words(lines) if exit_.code != 0 else (),
+    )
 
 
 def _words(error: Exception) -> str:

@@ -76,6 +76,7 @@ class Job:
     (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
     ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot
     succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
+    ``finish_by``: until then a job that has succeeded leaves those alone that may finish (``Plan.finishers``).
     """
 
     id: str
@@ -97,6 +98,7 @@ class Job:
     failed_at: float | None = None
     broken: Broken | None = None
     failed_worlds: tuple[int, ...] = ()
+    finish_by: float | None = None
     pending: str | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -39,6 +39,7 @@ from raycontrol.events import (
     ReserveNodes,
     RunExited,
     RunsGone,
+    ServiceEnded,
     StagePassed,
     StopInstance,
     StopRequested,
@@ -48,6 +49,7 @@ from raycontrol.events import (
     WorldFailed,
 )
 from raycontrol.job import Broken, Ended, Instance, Job, plan_of
+from raycontrol.plan import Plan
 from raycontrol.spec import members
 from raycontrol.status import InstanceState, JobState, Note, Reason, Verdict
 
@@ -65,12 +67,16 @@ SHIPPING_S = 900.0
 BROKEN_S = 10.0
 """How long an MPI launcher has to end by itself, with a code that says more, once a part of its world has broken."""
 
+LEFT_EARLY_S = 10.0
+"""How long the deciders have to end, too, once an instance that serves them has exited 0: its end may be told first."""
+
 FINAL_STATE = {
     Reason.COMPLETED: JobState.SUCCEEDED,
     Reason.STOP_REQUESTED: JobState.STOPPED,
 }
 """Reasons that do not end as FAILED."""
 
+NO_PLAN = Plan("", {}, {}, (), frozenset())
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""
 
@@ -146,18 +152,27 @@ def deadline(job: Job) -> float | None:
             return job.since + plan_of(job).stages[job.stage].limit_s + STAGE_SLACK_S
         case JobState.RUNNING:
             ends = [] if limits.run_s is None else [job.since + limits.run_s]
-            return min([*ends, job.fault.at + BROKEN_S] if job.fault else ends, default=None)
+            if job.fault is not None:
+                ends.append(job.fault.at + BROKEN_S)
+            if (left := _left_early(job)) is not None and left.ended is not None:
+                ends.append(left.ended.at + LEFT_EARLY_S)
+            return min(ends, default=None)
         case JobState.STOPPING:
-            if all(item.closed for item in job.instances):
-                return None
-            shipping = not job.forced and all(item.quiet for item in job.instances if not item.closed)
-            return (
-                job.since
-                + (0.0 if job.forced else limits.grace_s)
-                + (SHIPPING_S if shipping else STOP_SLACK_S)
-            )
+            return _stopping_deadline(job)
         case _:
             return None
+
+
+def _stopping_deadline(job: Job) -> float | None:
+    if all(item.closed for item in job.instances):
+        return None
+    if job.finish_by is not None:
+        return job.finish_by
+    if job.forced:
+        return job.since + STOP_SLACK_S
+    shipping = all(item.quiet for item in job.instances if not item.closed)
+    graces = 2 if _plan_roles(job).servers else 1  # they are stopped when the others have ended
+    return job.since + graces * job.spec.timeouts.grace_s + (SHIPPING_S if shipping else STOP_SLACK_S)
 
 
 # Deciders: one per kind of event; each returns the changed job and what to tell, or None when nothing changes.
@@ -174,7 +189,7 @@ def _chosen(job: Job, event: NodesChosen) -> Change:
     )
     placed = _enter(job, JobState.PLACING, Reason.PLACED, event.at)
     placed = replace(placed, reservation=job.reservation + 1, instances=instances, stage=0, pending=None)
-    placed = replace(placed, broken=None, failed_worlds=())
+    placed = replace(placed, broken=None, failed_worlds=(), finish_by=None)
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
 
 
@@ -235,6 +250,21 @@ def _exited(job: Job, event: RunExited) -> Change:
     return replace(stopped, failed_at=ended.at), message
 
 
+def _service_ended(job: Job, event: ServiceEnded) -> Change:
+    """An end that the start command asked for is only told; any other fails the attempt, unless the spec allows it."""
+    instance = job.instance(event.instance)
+    told = f"{event.instance}: its {event.run} {verdicts.describe_end(event.ended)}"
+    if job.state is JobState.STOPPING:
+        return _blame_earlier_service(job, instance, event), None
+    if job.state not in (JobState.STARTING, JobState.RUNNING) or event.asked:
+        return job, told
+    if job.state is JobState.RUNNING and event.instance in _plan_roles(job).dispensable:
+        return _with(job, event.instance, state=InstanceState.EXITED, note=told), told
+    verdict = verdicts.service_failure(instance, event.run, event.ended)
+    stopped, message = _stop(job, event.at, verdict, because=f"{event.instance} failed")
+    return replace(stopped, failed_at=event.ended.at), message
+
+
 def _world_broken(job: Job, event: WorldBroken) -> Change:
     """Keep the first; a job that was about to succeed has failed, a running one waits for its launcher's own word."""
     known = job.fault is not None and job.fault.at <= event.at
@@ -284,6 +314,8 @@ def _lost(job: Job, event: InstanceLost) -> Change:
     told = f"{event.instance} on {instance.node_name} was lost: {event.why}"
     if job.state is JobState.STOPPING:
         return lost, told
+    if job.state is JobState.RUNNING and event.instance in _plan_roles(job).dispensable:
+        return lost, told
     verdict = Verdict(reason=Reason.INSTANCE_LOST, summary=told, instance=event.instance)
     return _stop(lost, event.at, verdict, because=f"{event.instance} was lost")
 
@@ -309,7 +341,10 @@ def _stop_requested(job: Job, event: StopRequested) -> Change:
         job = replace(job, after=JobState.STOPPED, reason=Reason.STOP_REQUESTED, verdict=verdict)
         return replace(job, forced=job.forced or event.force), f"stop requested: {event.why}"
     if event.force and not job.forced:
-        return replace(job, forced=True, since=event.at), f"forced: {event.why}"
+        job = replace(job, forced=True, since=event.at, finish_by=None)
+        return job, f"forced: {event.why}"
+    if job.finish_by is not None:
+        return replace(job, since=event.at, finish_by=None), f"stop requested: {event.why}"
     return None
 
 
@@ -320,12 +355,19 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
     match job.state:
         case JobState.PLACING:
             return _requeue(job, event.at, f"the nodes were not ready within {PLACING_S:g} s")
+        case JobState.STOPPING if job.finish_by is not None:
+            late = ", ".join(item.name for item in _finishing(job))
+            plan = _plan_roles(job)
+            told = f"{late} did not finish within {plan.finish_s:g} s: ending it"
+            return replace(job, since=event.at, finish_by=None), told
         case JobState.STOPPING if not job.forced:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
             return _give_up(job), "instances that do not answer are given up as lost"
         case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
             return _stop_broken(job, job.fault, event.at)
+        case JobState.RUNNING if _is_past(_left_early(job), event.at):
+            return _stop_left(job, event.at)
         case _:
             verdict = verdicts.timeout(job)
             return _stop(job, event.at, verdict, because=verdict.summary)
@@ -340,6 +382,7 @@ _DECIDERS: dict[type, Callable[..., Change]] = {
     InstanceFailed: _failed,
     StagePassed: _passed,
     RunExited: _exited,
+    ServiceEnded: _service_ended,
     WorldBroken: _world_broken,
     WorldFailed: _world_failed,
     InstanceNoted: _noted,
@@ -364,9 +407,9 @@ def _settle(job: Job, at: float) -> Change:
         case JobState.RUNNING if job.fault is not None and _decided(job):
             return _stop_broken(job, job.fault, at)
         case JobState.RUNNING if _decided(job):
-            return _enter(replace(job, after=JobState.SUCCEEDED), JobState.STOPPING, Reason.COMPLETED, at), (
-                "every start command that decides exited 0"
-            )
+            return _succeed(job, at)
+        case JobState.STOPPING if job.finish_by is not None and not _finishing(job):
+            return replace(job, finish_by=None, since=at), None
         case _:
             return None
 
@@ -389,6 +432,45 @@ def _next_stage(job: Job, at: float) -> Change:
     )
     running = _enter(replace(job, instances=instances), JobState.RUNNING, Reason.STARTED, at)
     return replace(running, started_at=job.started_at or at), stages[job.stage].says
+
+
+def _succeed(job: Job, at: float) -> tuple[Job, str]:
+    """Enter STOPPING as a success; those that may finish get their time."""
+    told = "every start command that decides exited 0"
+    stopping = _enter(replace(job, after=JobState.SUCCEEDED), JobState.STOPPING, Reason.COMPLETED, at)
+    finish_s = _plan_roles(job).finish_s
+    finishing = ", ".join(item.name for item in _finishing(job))
+    if not finishing or finish_s == 0:
+        return stopping, told
+    return replace(stopping, finish_by=at + finish_s), f"{told}; {finishing} may go on for {finish_s:g} s"
+
+
+def _finishing(job: Job) -> list[Instance]:
+    """Return those that may go on when the deciders have ended, and do."""
+    return [item for item in job.instances if item.name in _plan_roles(job).finishers and _works(item)]
+
+
+def _works(item: Instance) -> bool:
+    return item.ended is None and not item.quiet and not item.closed and item.state is not InstanceState.LOST
+
+
+def _left_early(job: Job) -> Instance | None:
+    """Return the first instance that serves the others and exited 0 although its work is not done."""
+    servers = _plan_roles(job).servers
+    left = [item for item in job.instances if item.name in servers and item.ended is not None]
+    return min(left, key=lambda item: item.ended.at if item.ended else 0.0, default=None)
+
+
+def _is_past(left: Instance | None, at: float) -> bool:
+    return left is not None and left.ended is not None and at >= left.ended.at + LEFT_EARLY_S
+
+
+def _plan_roles(job: Job) -> Plan:
+    """Return the plan; as long as there is none nothing of a job runs, and nobody has a part in it."""
+    try:
+        return plan_of(job)
+    except PlanError:
+        return NO_PLAN
 
 
 def _decided(job: Job) -> bool:
@@ -438,6 +520,13 @@ def _stop_broken(job: Job, fault: Broken, at: float) -> tuple[Job, str]:
     return _stop(job, at, verdicts.broken_world(fault), because=f"{fault.instance}: {fault.message}")
 
 
+def _stop_left(job: Job, at: float) -> tuple[Job, str]:
+    left = _left_early(job)
+    assert left is not None and left.ended is not None
+    stopped, message = _stop(job, at, verdicts.left_early(left), because=f"{left.name} left early")
+    return replace(stopped, failed_at=left.ended.at), message
+
+
 def _fail_late(job: Job, verdict: Verdict) -> Job:
     """Let a job fail that is ending as a success: it has not ended yet."""
     return replace(job, after=JobState.FAILED, reason=verdict.reason, verdict=verdict)
@@ -472,7 +561,20 @@ def _stopping_duties(job: Job) -> tuple[Command, ...]:
         return (ReleaseNodes(job.attempt_id, last=job.after is not JobState.QUEUED),)
     grace_s = 0.0 if job.forced else job.spec.timeouts.grace_s
     why = job.verdict.summary if job.verdict else "the job's work is done"
-    return _watches(job) + tuple(StopInstance(job.attempt_id, item.name, grace_s, why) for item in living)
+    return _watches(job) + tuple(
+        StopInstance(job.attempt_id, item.name, grace_s, why) for item in _to_stop(job, living)
+    )
+
+
+def _to_stop(job: Job, living: list[Instance]) -> list[Instance]:
+    """Return who has to end now: those that serve the others when these have ended, which may need them to save their work."""
+    if job.forced:
+        return living
+    plan = _plan_roles(job)
+    finishing = plan.finishers if job.finish_by is not None else frozenset[str]()
+    clients = [item for item in living if item.name not in plan.servers and item.name not in finishing]
+    held = finishing | (plan.servers if any(map(_works, clients)) else frozenset())
+    return [item for item in living if item.name not in held or not _works(item)]
 
 
 def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
@@ -484,6 +586,16 @@ def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     verdict = verdicts.failure(instance, ended, job.broken)
     job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
     return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
+
+
+def _blame_earlier_service(job: Job, instance: Instance, event: ServiceEnded) -> Job:
+    """Let the verdict name a service whose end, not asked for, was before that of the start command that failed."""
+    unasked = not event.asked and event.ended.sender is None
+    if not unasked or job.failed_at is None or event.ended.at >= job.failed_at:
+        return job
+    verdict = verdicts.service_failure(instance, event.run, event.ended)
+    job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=event.ended.at)
+    return _mark_peers(job, because=f"{instance.name} failed")
 
 
 def _blames_a_follower(job: Job) -> bool:

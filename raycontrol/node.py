@@ -13,7 +13,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from raycontrol import nodefacts, process
-from raycontrol.disk import erase_hidden, matching, private_folder, remove_tree
+from raycontrol.disk import (
+    TEMP_LINK,
+    erase_hidden,
+    matching,
+    private_folder,
+    remove_short_folder,
+    remove_tree,
+)
 from raycontrol.errors import RaycontrolError
 from raycontrol.packages import PackageCache
 
@@ -98,6 +105,7 @@ class Node:
         self._remember_released("attempt", attempt_id)
         deadline = time.monotonic() + self._release_s
         await self._end(attempt_id, deadline)
+        await asyncio.to_thread(self._remove_short_folders, f"{job_id}/runs/{attempt_id}")
         self._ports = {key: port for key, port in self._ports.items() if not key.startswith(f"{attempt_id} ")}
         self._write_ledger()
         if last:
@@ -129,7 +137,12 @@ class Node:
                 return self._jobs / job_id / "code"
         return self._shared / job_id
 
+    def _remove_short_folders(self, runs: str) -> None:
+        for link in matching(self._jobs, f"{runs}/*/{TEMP_LINK}"):
+            remove_short_folder(link)
+
     def _remove_job(self, job_id: str) -> None:
+        self._remove_short_folders(f"{job_id}/runs/*")
         remove_tree(self._jobs / job_id)
         owner = self._shared / f".{job_id}.owner"
         if owner.is_symlink() and owner.readlink() == Path(self._scratch.name):

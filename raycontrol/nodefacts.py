@@ -9,6 +9,7 @@ import random
 import shutil
 import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,12 @@ LEASED_PORTS = range(20_000, 29_400)
 BATCH_STEP = ("SLURM_", "PBS_", "LSB_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HOROVOD_RANK", "HOROVOD_SIZE")
 """How names begin that tell a program in which step of a batch system it runs, and as which rank: Ray's, not the job's."""
 
+SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY_SHARE = 0.8
+OBJECT_STORE_SHARE = 0.3
+"""Ray's own default too."""
+LEAST_OBJECT_STORE = 75 << 20
+"""Ray starts with no less."""
 RAYS_ALLOCATOR = "/ray/core/libjemalloc.so"
 
 
@@ -113,6 +120,26 @@ def _is_free(port: int, family: socket.AddressFamily) -> bool:
     return True
 
 
+def memory_of_cpus(cpus: float) -> int:
+    """Return the bytes of memory that go with so many of this machine's CPUs: all of it with all of them."""
+    return int(_memory() * min(1.0, cpus / (os.cpu_count() or 1)))
+
+
+def _memory() -> int:
+    """Return this machine's memory in bytes, or what its control group may use of it."""
+    limits = [psutil.virtual_memory().total]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max", and files that are not there
+            limits.append(int(Path(path).read_text()))
+    return min(limits)
+
+
+def object_store_of(memory: int) -> int:
+    """Return how large a Ray node's object store may be: 30 % of its memory, and what shared memory has room for."""
+    room = shutil.disk_usage(SHARED_MEMORY).free if Path(SHARED_MEMORY).exists() else 0
+    return max(LEAST_OBJECT_STORE, min(int(OBJECT_STORE_SHARE * memory), int(SHARED_MEMORY_SHARE * room)))
+
+
 def summary(scratch: Path) -> dict[str, object]:
     """Return a node's facts for people: cores, memory, free disk under the scratch folder, size of /dev/shm, kernel."""
     memory = psutil.virtual_memory()
@@ -122,6 +149,6 @@ def summary(scratch: Path) -> dict[str, object]:
         "memory_bytes": memory.total,
         "scratch": str(scratch),
         "scratch_free_bytes": shutil.disk_usage(scratch).free,
-        "shm_bytes": shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0,
+        "shm_bytes": shutil.disk_usage(SHARED_MEMORY).total if Path(SHARED_MEMORY).exists() else 0,
         "kernel": os.uname().release,
     }

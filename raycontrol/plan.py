@@ -31,7 +31,8 @@ class Facts:
     interface that owns ``ip`` (None when none does) and ``network`` that address's network (``10.0.0.0/24``).
     ``private_dir`` is this instance's own folder of this attempt; ``python`` and ``package_dir`` are raycontrol's
     interpreter and files on the node; ``root`` says that programs run as root. ``login_key`` and ``host_key`` are
-    the public keys of its ssh endpoint. All text, so that a plan can be made with symbolic facts
+    the public keys of its ssh endpoint. ``temp_dir`` is a folder of this attempt with a short path, for sockets;
+    ``memory`` and ``object_store`` are bytes that a Ray node of this instance may say it has. All text, so that a plan can be made with symbolic facts
     (``<ip of worker-0>``) when there is no cluster.
     """
 
@@ -50,16 +51,27 @@ class Facts:
     root: bool = False
     login_key: str = ""
     host_key: str = ""
+    temp_dir: str = ""
+    memory: str = ""
+    object_store: str = ""
+
+
+ASKED = "asked"
+"""A file in the folder of a service's run: the job itself has asked the service to end."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One command of one instance: a string runs under ``bash -c`` (``-o pipefail`` too if ``pipefail``), a list without a shell."""
+    """One command of one instance: a string runs under ``bash -c`` (``-o pipefail`` too if ``pipefail``), a list without a shell.
+
+    A ``service`` is no start command: others of the job use it, and it is ended when start commands have ended.
+    """
 
     name: str
     command: str | tuple[str, ...]
     pipefail: bool = True
     cwd: str | None = None
+    service: bool = False
 
 
 def shell_argv(command: str | tuple[str, ...], pipefail: bool) -> tuple[str, ...]:
@@ -102,7 +114,15 @@ class Alive:
     run: str
 
 
-Until = TcpReachable | ServesSsh | SshAnswers | Alive
+@dataclass(frozen=True)
+class RayNodesJoined:
+    """The Ray cluster of ``source`` lists a living node of each of ``instances``, which are named in the order of their ranks."""
+
+    source: str
+    instances: tuple[str, ...]
+
+
+Until = TcpReachable | ServesSsh | SshAnswers | Alive | RayNodesJoined
 
 
 @dataclass(frozen=True)
@@ -124,6 +144,11 @@ class Plan:
     ``files[name]`` are texts by path below the instance's private folder, those in ``bin`` programs
     (it comes first on PATH); ``deciders`` are the instances whose start commands must all exit 0 for the attempt
     to succeed; ``meeting`` are those whose calls of MPI launchers belong together, the launcher first.
+
+    ``servers`` work for the others and not for themselves: to end before the deciders have is a failure, also with exit 0,
+    unless they are ``dispensable``; they are stopped when the others have ended. ``finishers`` may go on for
+    ``finish_s`` seconds after the deciders. ``secret`` is a file, below every private folder, with a secret of this
+    attempt that INDEX 0 makes.
     """
 
     mode: str
@@ -133,6 +158,19 @@ class Plan:
     deciders: frozenset[str]
     warnings: tuple[str, ...] = ()
     meeting: tuple[str, ...] = ()
+    servers: frozenset[str] = frozenset()
+    dispensable: frozenset[str] = frozenset()
+    finishers: frozenset[str] = frozenset()
+    finish_s: float = 0.0
+    secret: str | None = None
+
+
+@dataclass(frozen=True)
+class SharedSecret:
+    """A secret of the attempt: which instance has made it, and the file below the private folder that holds it."""
+
+    maker: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -147,6 +185,7 @@ class Orders:
     runs: tuple[PlannedRun, ...]
     until: tuple[Until, ...]
     meeting: tuple[str, ...] = ()
+    secret: SharedSecret | None = None
 
 
 @dataclass(frozen=True)
@@ -173,13 +212,15 @@ def orders(plan: Plan, stage: int, instance: str) -> Orders:
         runs=tuple(work.runs.get(instance, ())),
         until=tuple(condition for condition in work.until if condition.source == instance),
         meeting=plan.meeting,
+        secret=SharedSecret(next(iter(plan.environment)), plan.secret) if plan.secret else None,
     )
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain JSON values; conditions carry their kind."""
     document = asdict(plan)
-    document["deciders"] = sorted(plan.deciders)
+    for name in ("deciders", "servers", "dispensable", "finishers"):
+        document[name] = sorted(getattr(plan, name))
     for stage, described in zip(plan.stages, document["stages"], strict=True):
         described["until"] = [{"kind": type(item).__name__, **asdict(item)} for item in stage.until]
     return document
@@ -196,6 +237,10 @@ def render(plan: Plan) -> str:
         lines.append(
             f"MPI launchers are one call of {', '.join(plan.meeting)}; it starts on {plan.meeting[0]}"
         )
+    if plan.servers:
+        lines.append(f"{_names(plan.servers)}: end when the others have; {_early(plan)}")
+    if plan.finishers:
+        lines.append(f"{_names(plan.finishers)}: may go on for {plan.finish_s:g} s after that")
     for name, variables in plan.environment.items():
         lines.append(f"\n{name}:")
         if files := plan.files.get(name):
@@ -214,6 +259,12 @@ def _names(names: frozenset[str]) -> str:
     return ", ".join(sorted(names))
 
 
+def _early(plan: Plan) -> str:
+    return (
+        "to end earlier is no failure" if plan.servers <= plan.dispensable else "to end earlier is a failure"
+    )
+
+
 def _describe(condition: Until) -> str:
     match condition:
         case TcpReachable():
@@ -224,6 +275,9 @@ def _describe(condition: Until) -> str:
             return f"until {condition.source} can run a command on {condition.target} through ssh"
         case Alive():
             return f"until {condition.run} of {condition.source} is alive"
+        case RayNodesJoined():
+            nodes = ", ".join(condition.instances)
+            return f"until the Ray cluster of {condition.source} lists living nodes of {nodes}"
 
 
 def _command(run: PlannedRun) -> str:

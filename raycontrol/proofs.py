@@ -6,18 +6,23 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raycontrol import process
 from raycontrol.disk import remove_tree
 from raycontrol.errors import RaycontrolError
 from raycontrol.logs import tail
-from raycontrol.plan import TcpReachable
+from raycontrol.plan import RayNodesJoined, TcpReachable
 
 CONNECT_TRY_S = 5.0
 RETRY_S = 0.2
 PROOFS_AT_ONCE = 16
+RAY_SLACK_S = 10.0
+"""How much longer than its limit the program that asks Ray may take to say who is missing."""
+
+
+JOINED_PROGRAM = "raynodes.py"
 
 
 class UnreachableError(RaycontrolError):
@@ -95,6 +100,57 @@ class SshProofs:
         words = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
         await asyncio.to_thread(remove_tree, folder)
         return exit_, words
+
+
+class RayProofs:
+    """Asks the job's own Ray cluster, with the Python that the start command finds, who has joined it.
+
+    ``own``, ``folder``, ``environment`` and ``mark`` as for ``SshProofs``; ``package_dir`` is raycontrol's.
+    """
+
+    def __init__(
+        self, own: str, folder: Path, environment: Mapping[str, str], mark: str, package_dir: str
+    ) -> None:
+        self._own = own
+        self._folder = folder / "proofs"
+        self._environment = environment
+        self._mark = mark
+        self._program = str(Path(package_dir) / JOINED_PROGRAM)
+
+    async def joined(self, wanted: RayNodesJoined, deadline: float) -> None:
+        """Wait until all have joined, or until the deadline (monotonic); then say who is missing."""
+        limit_s = deadline - time.monotonic()
+        folder = self._folder / "ray-nodes"
+        proof = await process.start(
+            process.Run(
+                name="prove-ray-nodes",
+                argv=("python3", self._program, str(len(wanted.instances)), f"{limit_s:.1f}"),
+                env=self._environment,
+                cwd="/",
+                folder=str(folder),
+                mark=self._mark,
+            )
+        )
+        try:
+            exit_ = await asyncio.wait_for(proof.gone(), limit_s + RAY_SLACK_S)
+        except asyncio.TimeoutError:
+            exit_ = await proof.kill("it takes too long")
+        finally:
+            await asyncio.shield(asyncio.ensure_future(proof.kill("the proof is over")))
+        lines = await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096)
+        await asyncio.to_thread(remove_tree, folder)
+        if exit_.code != 0:
+            raise UnreachableError(f"{self._own}: {_who_is_missing(wanted.instances, lines)}")
+
+
+def _who_is_missing(instances: Sequence[str], lines: Sequence[str]) -> str:
+    """Read what ``raynodes`` said last: the ranks that are missing, or what went wrong."""
+    words = lines[-1].split() if lines else []
+    if words[:1] == ["missing"]:
+        names = ", ".join(instances[int(rank)] for rank in words[1:])
+        return f"no Ray node of {names} has joined the job's Ray cluster; check firewalls between the nodes"
+    said = " ".join(lines) or "no answer"
+    return f"the job's Ray cluster cannot be asked who has joined it: {said}"
 
 
 def _how(error: Exception) -> str:

@@ -17,7 +17,6 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_val
 from raycontrol import specfile, specrules
 from raycontrol.specfile import Document
 from raycontrol.specparts import (
-    BUILT_MODES,
     LAUNCHERS,
     MAX_INSTANCES,
     RESERVED,
@@ -35,9 +34,11 @@ from raycontrol.specparts import (
     Name,
     Part,
     Placement,
+    RayOptions,
     Resources,
     RunOn,
     Slots,
+    Success,
     Timeouts,
     Whole,
     as_part,
@@ -46,10 +47,8 @@ from raycontrol.specparts import (
     resources_of,
     role_of,
 )
-from raycontrol.specrules import Reading
 
 __all__ = [
-    "BUILT_MODES",
     "LAUNCHERS",
     "RESERVED",
     "Group",
@@ -58,9 +57,10 @@ __all__ = [
     "Member",
     "Mode",
     "Placement",
-    "Reading",
+    "RayOptions",
     "Resources",
     "RunOn",
+    "Success",
     "Timeouts",
     "build",
     "load",
@@ -88,6 +88,10 @@ class JobSpec(Part):
     """Processes per instance; by default one a GPU, or 1 without GPUs."""
     run_on: RunOn = RunOn.EVERY_INSTANCE
     """Mode mpi: every_instance (mpirun is one call of all of them), launcher (once, there), ranks (the command is the ranks)."""
+    success: Success = Success.CHIEF
+    """Mode ps: chief (the chief decides, or all workers where there is none), all (every instance has to exit 0)."""
+    ray: RayOptions = RayOptions()
+    """Mode ray: what the job's own Ray cluster is like."""
     ssh: Bool = False
     """Let instances reach each other with ssh, scp and rsync; jobs of the modes mpi and horovod always do."""
     share_gpus: Bool = False
@@ -114,9 +118,9 @@ class JobSpec(Part):
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, data: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo) -> Any:
-        reading = info.context if isinstance(info.context, Reading) else Reading()
+        document = info.context if isinstance(info.context, Document) else Document(None)
         with as_part():
-            return specrules.checked(data, handler, cls, reading)
+            return specrules.checked(data, handler, cls, document)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> JobSpec:
@@ -168,7 +172,7 @@ def _from_document(document: Document, folder: Path, overrides: Sequence[str], e
     _anchor(document, folder)
     specfile.override(document, overrides, env)
     _anchor(document, Path.cwd())
-    return JobSpec.model_validate(document.data, context=Reading(document))
+    return JobSpec.model_validate(document.data, context=document)
 
 
 def _anchor(document: Document, folder: Path) -> None:

@@ -58,15 +58,24 @@ class RunOn(Word):
     RANKS = "ranks"
 
 
+class Success(Word):
+    """Who decides that a ps job has succeeded.
+
+    ``chief``: the chief, or where there is none all workers; ``all``: every instance has to exit 0, TI-ONE's rule.
+    """
+
+    CHIEF = "chief"
+    ALL = "all"
+
+
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovodrun")
 """Programs that start an MPI or Horovod world over hosts."""
-
-BUILT_MODES: tuple[Mode, ...] = (Mode.DDP, Mode.MPI, Mode.HOROVOD)
-"""The modes that this version can run; the others are known by name only."""
 
 MAX_INSTANCES = 4096
 """The most instances one job may have."""
 MAX_WORKER_GROUPS = 5
+LEAST_RAY_MEMORY = 256 << 20
+"""The least memory of an instance in mode ray: Ray's own least for an object store is 75 MiB, and 30 % of this holds it."""
 
 SINGLE_ROLE = {Mode.DDP: "master", Mode.MPI: "launcher", Mode.HOROVOD: "launcher", Mode.RAY: "head"}
 """The role that exactly one instance has; ``ps`` has none."""
@@ -278,6 +287,17 @@ class Timeouts(Part):
     """How long the job may run."""
     grace_s: Annotated[Number, Field(ge=0)] = 40
     """Time between the request to end (SIGTERM) and SIGKILL."""
+    evaluator_wait_s: Annotated[Number, Field(ge=0)] = 300
+    """Mode ps: how long an evaluator may go on when the job's work is done, for its last round."""
+
+
+class RayOptions(Part):
+    """What the job's own Ray cluster is like; mode ray only."""
+
+    dashboard: Bool = False
+    """Start Ray's dashboard on the head, and with it `ray job submit`."""
+    tolerate_worker_loss: Bool = False
+    """Go on when a worker's Ray node ends or its machine is lost; by default the job fails."""
 
 
 def _given(value: Any) -> Any:

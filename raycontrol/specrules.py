@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError
@@ -13,17 +12,20 @@ from raycontrol.errors import SpecError
 from raycontrol.specfaults import Problem, faults_of, got, problems_of
 from raycontrol.specfile import Document, Keys
 from raycontrol.specparts import (
-    BUILT_MODES,
     GROUP_NAME,
     GROUP_NAME_RULE,
     LAUNCHERS,
+    LEAST_RAY_MEMORY,
     MAX_INSTANCES,
     MAX_WORKER_GROUPS,
     ROLES,
     SINGLE_ROLE,
     Group,
     Mode,
+    RayOptions,
     RunOn,
+    Success,
+    Timeouts,
     groups_of,
     lead_group,
     resources_of,
@@ -37,24 +39,15 @@ if TYPE_CHECKING:
 CALLS_LAUNCHER = re.compile(rf"(\S*/)?({'|'.join(map(re.escape, LAUNCHERS))})(\s|$)")
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What a spec was read from, and the modes that can be run."""
-
-    document: Document | None = None
-    built_modes: tuple[Mode, ...] = BUILT_MODES
-
-
 def checked(
-    data: Any, handler: ModelWrapValidatorHandler[JobSpec], model: type[BaseModel], reading: Reading
+    data: Any, handler: ModelWrapValidatorHandler[JobSpec], model: type[BaseModel], document: Document
 ) -> JobSpec:
-    """The spec in ``data``, or a SpecError with every fault: of the text, of single fields, and of their sum.
+    """The spec in ``data``, read from ``document``, or a SpecError with every fault: of the text, of single fields, and of their sum.
 
     When single fields are wrong, the rules for the sum are checked on what is left without them.
     """
     if isinstance(data, BaseModel):
         return handler(data)
-    document = reading.document or Document(None)
     if not isinstance(data, Mapping):
         wanted = "a job's spec must be a mapping of fields, such as `command: torchrun train.py`"
         raise SpecError(faults_of([Problem((), wanted, got((), data, document))], document), document.source)
@@ -67,7 +60,7 @@ def checked(
         problems = problems_of(error, model, document)
         spec = _rest(written, problems, handler)
     if spec is not None:
-        problems += _Sum(spec, written, problems, reading.built_modes, document).problems()
+        problems += _Sum(spec, written, problems, document).problems()
     if spec is None or problems or document.faults:
         raise SpecError(faults_of(problems, document), document.source)
     return spec
@@ -139,13 +132,11 @@ class _Sum:
         spec: JobSpec,
         written: Mapping[Any, Any],
         broken: list[Problem],
-        built_modes: tuple[Mode, ...],
         document: Document,
     ) -> None:
         self._spec = spec
         self._written = written
         self._broken = {problem.path for problem in broken if not problem.unknown}
-        self._built_modes = built_modes
         self._document = document
         self._groups = groups_of(spec.mode, spec.groups, spec.nodes)
 
@@ -161,16 +152,18 @@ class _Sum:
         yield from self._slots()
         if self._known("mode") and self._known("run_on"):
             yield from self._run_on()
+        if self._known("mode"):
+            yield from self._of_one_mode()
+        if self._known("mode") and self._spec.mode is Mode.RAY:
+            yield from self._ray_resources()
 
     def _known(self, *path: str) -> bool:
         """Whether the value at ``path`` is the user's (or the default), not one that was taken away."""
         return not any(path[: len(broken)] == broken for broken in self._broken)
 
     def _shape(self) -> Iterator[Problem]:
-        mode, built = self._spec.mode, ", ".join(self._built_modes)
+        mode = self._spec.mode
         nodes, groups = self._written.get("nodes"), self._written.get("groups")
-        if self._known("mode") and mode not in self._built_modes:
-            yield Problem(("mode",), f"{mode} is not built yet; this version runs {built}")
         if nodes is not None and groups:
             rule = "must not be given together with groups, whose counts say how many instances there are"
             yield Problem(("nodes",), rule, got(("nodes",), nodes, self._document))
@@ -239,14 +232,51 @@ class _Sum:
         if mode is Mode.MPI and spec.run_on is RunOn.RANKS and CALLS_LAUNCHER.match(words):
             rule = "calls an MPI launcher, but with `run_on: ranks` it is the ranks: write only their program, or `run_on: launcher`"
             yield Problem(("command",), rule)
-        if mode is Mode.HOROVOD or (mode is Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE):
+        if mode in (Mode.HOROVOD, Mode.RAY) or (mode is Mode.MPI and spec.run_on is not RunOn.EVERY_INSTANCE):
             lead = lead_group(mode, spec.groups)
-            where = "in mode horovod" if mode is Mode.HOROVOD else f"with `run_on: {spec.run_on}`"
+            where = f"with `run_on: {spec.run_on}`" if mode is Mode.MPI else f"in mode {mode}"
             for name, group in spec.groups.items():
                 if group.command is not None and name != lead:
-                    yield Problem(
-                        ("groups", name, "command"), f"would never run: only the launcher's does {where}"
-                    )
+                    rule = f"would never run: only the {SINGLE_ROLE[mode]}'s does {where}"
+                    yield Problem(("groups", name, "command"), rule)
+
+    def _of_one_mode(self) -> Iterator[Problem]:
+        """What only one mode knows must not be written for another, where it would do nothing."""
+        spec = self._spec
+        if spec.mode is not Mode.PS and spec.success is not Success.CHIEF:
+            yield self._only_for(Mode.PS, ("success",))
+        if spec.mode is not Mode.PS and spec.timeouts.evaluator_wait_s != Timeouts().evaluator_wait_s:
+            yield self._only_for(Mode.PS, ("timeouts", "evaluator_wait_s"))
+        if spec.mode is not Mode.RAY and spec.ray != RayOptions():
+            yield self._only_for(Mode.RAY, ("ray",))
+
+    def _only_for(self, mode: Mode, path: Keys) -> Problem:
+        return Problem(path, f"is for mode {mode} only, not {self._spec.mode}")
+
+    def _ray_resources(self) -> Iterator[Problem]:
+        """Ray counts whole cores, and its object store needs room."""
+        reported = set()
+        for name, group in self._groups.items():
+            found = resources_of(self._spec.resources, group)
+            for field, value, wrong, rule in (
+                (
+                    "cpu",
+                    found.cpu,
+                    found.cpu != int(found.cpu),
+                    "must be a whole number in mode ray: a Ray node has whole CPUs, and 0.7 would become 0",
+                ),
+                (
+                    "memory",
+                    found.memory,
+                    found.memory is not None and found.memory < LEAST_RAY_MEMORY,
+                    "must be at least 256MiB in mode ray, for the node's object store takes up to 30 % of it",
+                ),
+            ):
+                own = getattr(group.resources, field, None) is not None
+                path: Keys = ("groups", name, "resources", field) if own else ("resources", field)
+                if wrong and self._known(*map(str, path)) and path not in reported:
+                    reported.add(path)
+                    yield Problem(path, rule, got(path, value, self._document))
 
     def _all_roles_known(self) -> bool:
         return all(self._known("groups", name, "role") for name in self._spec.groups)

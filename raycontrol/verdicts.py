@@ -29,6 +29,29 @@ def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> V
     )
 
 
+def service_failure(instance: Instance, run: str, ended: Ended) -> Verdict:
+    """The service ``run`` ended although nobody had asked it to; its code is not the start command's."""
+    return Verdict(
+        reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
+        summary=f"{instance.name} on {instance.node_name}: its {run} {describe_end(ended)}",
+        instance=instance.name,
+        signal=ended.signal,
+        signal_sender=ended.sender,
+        last_lines=ended.last_lines,
+        hint=_hint(ended),
+    )
+
+
+def left_early(instance: Instance) -> Verdict:
+    """An instance that serves the others exited 0 although their work was not done."""
+    return Verdict(
+        reason=Reason.INSTANCE_FAILED,
+        summary=f"{instance.name} on {instance.node_name} exited 0 before the job's work was done",
+        instance=instance.name,
+        hint=f"a {instance.role} has to serve until the others have ended; raycontrol ends it then",
+    )
+
+
 def broken_world(broken: Broken) -> Verdict:
     return Verdict(
         reason=Reason.WORLD_BROKEN,

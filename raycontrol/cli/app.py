@@ -37,9 +37,9 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Run torchrun, mpirun, horovodrun and plain training scripts over the nodes of a Ray cluster, unchanged.
+    """Run torchrun, mpirun, horovodrun, TensorFlow and Ray training scripts over the nodes of a Ray cluster, unchanged.
 
-    This version runs PyTorch DDP, MPI and Horovod (modes ddp, mpi, horovod). TensorFlow parameter servers and Ray are planned.
+    Modes: ddp (PyTorch), mpi, horovod, ps (TensorFlow, parameter servers), ray (a Ray cluster of the job's own).
 
     \b
     Try it:

@@ -57,9 +57,7 @@ def plan(
 
 def env(
     context: typer.Context,
-    mode: Annotated[
-        str, typer.Option(metavar="MODE", help="This version runs ddp, mpi and horovod.")
-    ] = "ddp",
+    mode: Annotated[str, typer.Option(metavar="MODE", help="ddp, mpi, horovod, ps or ray.")] = "ddp",
     as_json: options.Json = False,
 ) -> None:
     """Print `export` lines for this machine alone, to try a training script without a job.
@@ -108,8 +106,8 @@ def version(context: typer.Context, as_json: options.Json = False) -> None:
 
 
 def _mode(word: str) -> Mode:
-    from raycontrol.spec import BUILT_MODES, Mode
+    from raycontrol.spec import Mode
 
     if word not in [mode.value for mode in Mode]:
-        raise UsageError(f"--mode: this version runs {', '.join(BUILT_MODES)}, got {word}")
+        raise UsageError(f"--mode: must be one of {', '.join(Mode)}, got {word}")
     return Mode(word)

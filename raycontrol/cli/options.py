@@ -62,9 +62,7 @@ Env = Annotated[
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="The job's name.", show_default=False)]
 Mode = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODE", help="This version runs ddp, mpi and horovod.  [default: ddp]", show_default=False
-    ),
+    typer.Option(metavar="MODE", help="ddp, mpi, horovod, ps or ray.  [default: ddp]", show_default=False),
 ]
 Nodes = Annotated[
     int | None,

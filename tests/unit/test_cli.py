@@ -515,9 +515,9 @@ def test_env_prints_lines_that_a_shell_can_evaluate() -> None:
     assert "export WORLD_SIZE=1\n" in shell.stdout
     assert shell.json("env")["MASTER_ADDR"] == "127.0.0.1"
     assert shell("env", "--mode", "dpp") == 2
-    assert shell.stderr == "raycontrol: --mode: this version runs ddp, mpi, horovod, got dpp\n"
-    assert shell("env", "--mode", "ray") == 2
-    assert shell.stderr == "raycontrol: mode: ray is not built yet; this version runs ddp, mpi, horovod\n"
+    assert shell.stderr == "raycontrol: --mode: must be one of ddp, mpi, horovod, ps, ray, got dpp\n"
+    assert shell.json("env", "--mode", "ps")["WORKER_HOSTS"] == "127.0.0.1:2222"
+    assert "RAY_ADDRESS" not in shell.json("env", "--mode", "ray")
 
 
 def test_schema_is_json() -> None:

@@ -21,7 +21,7 @@ LAYERS = {
     "thought": "backends events gate job lifecycle placement plan queue rdma retention verdicts",
     "machine": (
         "database disk flocks ignore jobrows leases logs mounts nodefacts packages packing process settings shipping "
-        "sshclient sshd sshpipes sshsession standin store supervisor usage"
+        "raynodes sshclient sshd sshpipes sshsession standin store supervisor usage"
     ),
     "roles": "archive controller duties gatekeeper instance node proofs",
     "ray": "actors cluster connect",
@@ -40,7 +40,7 @@ LIBRARIES = {
     "pydantic": {"jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
     "pydantic_core": {"specparts"},
     "pynvml": {"nodefacts", "usage"},
-    "ray": {"actors", "cluster", "connect"},
+    "ray": {"actors", "cluster", "connect", "raynodes"},
     "rich": {"cli"},
     "ruamel": {"settings", "specfile"},
     "sqlalchemy": {"database", "leases", "store"},

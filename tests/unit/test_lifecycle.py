@@ -609,14 +609,14 @@ def test_bytes_that_were_not_saved_are_told() -> None:
 
 
 def test_a_job_for_which_no_plan_can_be_made_fails_before_anything_starts() -> None:
-    """As after a change to an older version that lacks the job's mode."""
+    """As when another version of raycontrol has prepared the instances."""
     job = jobs.preparing()
     job = replace(job, spec=job.spec.model_copy(update={"mode": Mode.RAY}))
     step = advance(after(job, prepared("worker-0")), prepared("master-0"))
     assert (where(step.job), step.job.reason) == ("STOPPING>FAILED", Reason.PLAN_FAILED)
     assert told(step.commands) == "stop master-0 10 s, stop worker-0 10 s"
     assert step.job.verdict is not None
-    assert step.job.verdict.summary == "mode ray is not built yet; this version runs ddp, mpi, horovod"
+    assert step.job.verdict.summary == "mode ray needs a port for 'ray', which an instance has not reported"
 
 
 # Deadlines.

@@ -94,7 +94,6 @@ def test_a_spec_is_frozen() -> None:
         ({"name": "my job"}, "name: must be 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit, got \"my job\""),
         ({"name": 7}, 'name: must be text, write name: "7", got 7'),
         ({"mode": "pdd"}, 'mode: must be one of ddp, mpi, horovod, ps, ray, got "pdd"'),
-        ({"mode": "ray"}, "mode: ray is not built yet; this version runs ddp, mpi, horovod"),
         ({"command": ""}, 'command: must not be empty, got ""'),
         ({"command": []}, "command: must name a program, got a list of 0"),
         ({"command": ["torchrun", 4]}, 'command[1]: must be text, write "4", got 4'),
@@ -217,17 +216,14 @@ def test_a_rule_is_not_judged_on_a_value_that_is_wrong() -> None:
     ]
     assert faults(groups=3, mode="ps") == [
         "groups: must be a mapping, got 3",
-        "mode: ps is not built yet; this version runs ddp, mpi, horovod",
     ]
 
 
-def test_modes_that_are_not_built_say_what_else_is_wrong() -> None:
+def test_mode_ps_says_which_groups_to_write() -> None:
     assert faults(mode="ps", nodes=4) == [
-        "mode: ps is not built yet; this version runs ddp, mpi, horovod",
         "nodes: is not enough in mode ps; write `groups: {ps: {count: 1}, worker: {count: 3}}` instead, got 4",
     ]
     assert faults(mode="ps", groups={"chief": {"count": 2}, "evaluator": {}, "x": {"role": "evaluator"}}) == [
-        "mode: ps is not built yet; this version runs ddp, mpi, horovod",
         "groups.chief.count: must be 1, a job has one chief, got 2",
         "groups.x: must not be a second group with the role evaluator",
         "groups: must have a group ps in mode ps (`ps: {count: 0}` for no parameter server)",

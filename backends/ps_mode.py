@@ -1,0 +1,122 @@
+"""Parameter servers: TensorFlow programs that read ``TF_CONFIG``, and older ones that take lists of hosts.
+
+``TF_CONFIG`` is TensorFlow's own contract (https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver).
+An evaluator is a task beside the cluster, not part of it. ``PS_HOSTS``, ``WORKER_HOSTS``, ``JOB_NAME`` and ``TASK_INDEX``
+are for programs in the style of TensorFlow 1, whose flags have these names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from raycontrol.backends import ssh
+from raycontrol.backends.contract import bracketed, environments, start, warnings
+from raycontrol.plan import Brief, Cause, Facts, Plan, PlannedRun, Stage, TcpReachable
+from raycontrol.spec import JobSpec, Member, Success, members
+
+NETWORK_LIMIT_S = 30.0
+PORT = "tf"
+"""The purpose of the port on which a task of the cluster listens."""
+SERVER, EVALUATOR = "ps", "evaluator"
+IN_CLUSTER = ("chief", "worker", SERVER)
+
+Cluster = dict[str, list[str]]
+"""Addresses (``ip:port``) of the tasks of each role."""
+
+
+def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
+    """The start command on every instance, once those that talk to each other have reached each other."""
+    gang = members(spec)
+    cluster = _cluster(gang, facts)
+    own = {
+        member.name: _variables(gang, member, number, cluster)
+        for member, number in zip(gang, _task_numbers(gang), strict=True)
+    }
+    everybody = frozenset(member.name for member in gang)
+    all_decide = spec.success is Success.ALL
+    return Plan(
+        mode=spec.mode,
+        environment=environments(spec, brief, facts, own),
+        files=ssh.files(gang, facts) if spec.ssh else {},
+        stages=(
+            *_prove_network(gang, facts),
+            *(ssh.stages(gang) if spec.ssh else ()),
+            start({member.name: _run(spec, member) for member in gang}),
+        ),
+        deciders=everybody if all_decide else frozenset(_names(gang, gang[0].role)),
+        warnings=tuple(warnings(spec, gang)),
+        servers=frozenset() if all_decide else frozenset(_names(gang, SERVER)),
+        finishers=frozenset() if all_decide else frozenset(_names(gang, EVALUATOR)),
+        finish_s=spec.timeouts.evaluator_wait_s,
+    )
+
+
+def leases(member: Member) -> tuple[str, ...]:
+    """A port for every task of the cluster; ``MASTER_PORT``, as in every mode, on the node of INDEX 0."""
+    own = (PORT,) if member.role in IN_CLUSTER else ()
+    return ("master", *own) if member.index == 0 else own
+
+
+def explain(lines: Sequence[str]) -> Cause | None:
+    """TensorFlow has no launcher that could name a rank."""
+    return None
+
+
+def _cluster(gang: Sequence[Member], facts: Sequence[Facts]) -> Cluster:
+    """Return the tasks of each role, all groups of a role together, in the order of INDEX."""
+    cluster: Cluster = {}
+    for member, fact in zip(gang, facts, strict=True):
+        if member.role in IN_CLUSTER:
+            cluster.setdefault(member.role, []).append(f"{bracketed(fact.ip)}:{fact.ports[PORT]}")
+    return cluster
+
+
+def _task_numbers(gang: Sequence[Member]) -> list[int]:
+    """Return, for each instance, how many of its role come before it."""
+    counts: dict[str, int] = {}
+    numbers = []
+    for member in gang:
+        numbers.append(counts.get(member.role, 0))
+        counts[member.role] = numbers[-1] + 1
+    return numbers
+
+
+def _variables(gang: Sequence[Member], member: Member, number: int, cluster: Cluster) -> dict[str, str]:
+    config = {
+        "cluster": cluster,
+        "task": {"type": member.role, "index": number},
+        "environment": "cloud",
+    }
+    return {
+        "TF_CONFIG": json.dumps(config),
+        "RANK": str(member.index),
+        "WORLD_SIZE": str(len(gang)),
+        "PS_HOSTS": ",".join(cluster.get(SERVER, [])),
+        "WORKER_HOSTS": ",".join(cluster.get("worker", [])),
+        "JOB_NAME": member.role,
+        "TASK_INDEX": str(number),
+    }
+
+
+def _prove_network(gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[Stage, ...]:
+    """INDEX 0 and all others reach each other, and everybody reaches the parameter servers. An evaluator needs nobody."""
+    tasks = [(member, fact) for member, fact in zip(gang, facts, strict=True) if member.role in IN_CLUSTER]
+    ways = tuple(
+        TcpReachable(source.name, target.name, fact.ip, fact.ports["probe"])
+        for source, _ in tasks
+        for target, fact in tasks
+        if source is not target and (0 in (source.index, target.index) or target.role == SERVER)
+    )
+    if not ways:
+        return ()
+    says = "the tasks of the cluster reach each other"
+    return (Stage(name="prove the network", says=says, limit_s=NETWORK_LIMIT_S, until=ways),)
+
+
+def _names(gang: Sequence[Member], role: str) -> list[str]:
+    return [member.name for member in gang if member.role == role]
+
+
+def _run(spec: JobSpec, member: Member) -> PlannedRun:
+    return PlannedRun("start", member.command, pipefail=spec.pipefail, cwd=spec.cwd)

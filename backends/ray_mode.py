@@ -1,0 +1,177 @@
+"""Ray: a cluster of the job's own inside its reservation, which a plain ``ray.init()`` in the start command finds.
+
+Every instance runs one Ray node, which says that it has what the instance has reserved; the start command runs on the
+head when all nodes have joined. The options are those of ``ray start``
+(https://docs.ray.io/en/latest/cluster/cli.html); the environment variables Ray's own.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from raycontrol.backends import ssh
+from raycontrol.backends.contract import bracketed, environments, merged, start, warnings
+from raycontrol.plan import ASKED, Brief, Cause, Facts, Plan, PlannedRun, RayNodesJoined, Stage
+from raycontrol.spec import JobSpec, Member, members
+
+NODE = "ray-node"
+"""The run that is an instance's Ray node."""
+GCS, CLIENT, DASHBOARD = "ray", "ray-client", "ray-dashboard"
+"""Purposes of the head's ports."""
+TOKEN = "ray/token"
+JOIN_LIMIT_S = 90.0
+JOIN_INSTANCE_S = 1.0
+"""How much longer joining may take for each instance: many may share a machine."""
+OUT_OF_MEMORY = ("ray.exceptions.OutOfMemoryError", "was killed due to the node running low on memory")
+
+
+def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
+    """A Ray node on every instance; when the head lists all of them, the start command on the head."""
+    gang = members(spec)
+    head, *workers = (member.name for member in gang)
+    own = {fact.instance: _variables(spec, number, fact, facts[0]) for number, fact in enumerate(facts)}
+    join = Stage(
+        name="start Ray",
+        says=f"the job's Ray cluster has {len(gang)} node{'s' if workers else ''}",
+        limit_s=JOIN_LIMIT_S + JOIN_INSTANCE_S * len(gang),
+        runs={
+            member.name: (_node(spec, member, fact, facts[0]),)
+            for member, fact in zip(gang, facts, strict=True)
+        },
+        until=(RayNodesJoined(head, tuple(member.name for member in gang)),),
+    )
+    return Plan(
+        mode=spec.mode,
+        environment=environments(spec, brief, facts, own),
+        files=merged(
+            ssh.files(gang, facts) if spec.ssh else {},
+            {fact.instance: {"bin/ray": _stand_in(brief, fact)} for fact in facts},
+        ),
+        stages=(
+            *(ssh.stages(gang) if spec.ssh else ()),
+            join,
+            start({head: PlannedRun("start", gang[0].command, pipefail=spec.pipefail, cwd=spec.cwd)}),
+        ),
+        deciders=frozenset([head]),
+        warnings=tuple(warnings(spec, gang)),
+        servers=frozenset(workers),
+        dispensable=frozenset(workers if spec.ray.tolerate_worker_loss else ()),
+        secret=TOKEN,
+    )
+
+
+def leases(member: Member) -> tuple[str, ...]:
+    """The head's ports: of the cluster, of Ray's client server, of the dashboard; and ``MASTER_PORT``, as in every mode."""
+    return ("master", GCS, CLIENT, DASHBOARD) if member.index == 0 else ()
+
+
+def explain(lines: Sequence[str]) -> Cause | None:
+    """Ray names no rank; that its memory monitor has killed a task is worth advice."""
+    text = "\n".join(lines)
+    if not any(words in text for words in OUT_OF_MEMORY):
+        return None
+    return Cause(
+        advice="Ray killed a task because the machine's memory ran low: let tasks use less, run fewer at once "
+        "(`num_cpus`, `memory` of the task), or reserve more"
+    )
+
+
+def _variables(spec: JobSpec, rank: int, fact: Facts, head: Facts) -> dict[str, str]:
+    variables = {
+        "RANK": str(rank),
+        "HEAD_ADDR": head.ip,
+        "HEAD_PORT": head.ports[GCS],
+        "RAY_ADDRESS": _address(head),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"{fact.private_dir}/{TOKEN}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": fact.temp_dir,
+    }
+    if spec.ray.dashboard:
+        variables["RAY_API_SERVER_ADDRESS"] = f"http://{bracketed(head.ip)}:{head.ports[DASHBOARD]}"
+    return variables
+
+
+def _address(head: Facts) -> str:
+    return f"{bracketed(head.ip)}:{head.ports[GCS]}"
+
+
+def _node(spec: JobSpec, member: Member, fact: Facts, head: Facts) -> PlannedRun:
+    """Return the run of one Ray node. A port 0 is one that Ray finds free itself; others would be the same on a whole machine."""
+    if member.index == 0:
+        place = [
+            "--head",
+            f"--port={head.ports[GCS]}",
+            f"--ray-client-server-port={head.ports[CLIENT]}",
+            f"--temp-dir={fact.temp_dir}",
+            f"--include-dashboard={'true' if spec.ray.dashboard else 'false'}",
+            *(
+                [f"--dashboard-host={head.ip}", f"--dashboard-port={head.ports[DASHBOARD]}"]
+                if spec.ray.dashboard
+                else []
+            ),
+        ]
+    else:
+        place = [f"--address={_address(head)}", f"--temp-dir={fact.temp_dir}"]
+    options = [
+        *place,
+        f"--node-ip-address={fact.ip}",
+        f"--node-name={member.name}",
+        f"--num-cpus={int(member.resources.cpu)}",
+        f"--num-gpus={len(fact.gpus)}",
+        f"--memory={fact.memory}",
+        f"--object-store-memory={fact.object_store}",
+        f"--resources={json.dumps({f'Rank:{member.index}': 1})}",
+        f"--labels=group={member.group}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
+        "--disable-usage-stats",
+        "--block",
+    ]
+    return PlannedRun(NODE, ("ray", "start", *options), cwd=spec.cwd, service=True)
+
+
+def _stand_in(brief: Brief, fact: Facts) -> str:
+    """Return the program that stands before ``ray``: `ray stop` would end every Ray on this machine, the outer one too."""
+    return f"""#!/bin/sh
+# ray of this job. `ray stop` ends the job's own Ray node on this instance; everything else is ray's own.
+node={shlex.quote(f"{fact.private_dir}/{NODE}")}
+command=
+value=
+for word; do
+  if [ -n "$value" ]; then value=; continue; fi
+  case $word in
+    --logging-level | --logging-format | --log-style | --log-color) value=next;;
+    -*) ;;
+    *) command=$word; break;;
+  esac
+done
+case " $* " in *" --help "*) command=help;; esac
+if [ "$command" = stop ]; then
+  read -r pid <"$node/pid"
+  if tr '\\0' '\\n' <"/proc/$pid/environ" 2>/dev/null | grep -qxF {shlex.quote("RAYCONTROL_ATTEMPT_ID=" + brief.attempt_id)}; then
+    : >"$node/{ASKED}"
+    kill -TERM "$pid"
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    echo "raycontrol: the Ray node of this instance has ended; no other Ray on this machine was touched"
+  else
+    echo "raycontrol: the Ray node of this instance has ended already"
+  fi
+  exit 0
+fi
+[ -e "$node/pid" ] || echo $$ >"$node/pid"  # the first to call is the node's own run
+IFS=:
+set -f
+for folder in $PATH; do
+  folder=${{folder:-.}}
+  if [ -f "$folder/ray" ] && [ -x "$folder/ray" ] && [ ! -e "$folder/../{TOKEN}" ]; then
+    unset IFS
+    exec "$folder/ray" "$@"
+  fi
+done
+echo "raycontrol: there is no ray on the PATH of this job's start command: install it in that environment" >&2
+exit 127
+"""
