@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from raycontrol import backends
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import InstanceClosed, InstanceFailed, InstancePrepared, Report, RunExited, StagePassed
 from raycontrol.job import Ended, Job
@@ -64,7 +65,8 @@ class FakeInstance:
         self.mourners: list[Callable[[], None]] = []
         self._gangs = gangs
         self._program = gangs.programs.get(member.name, TRAINING)
-        ports = {"probe": "40000", **({"master": "29500"} if member.index == 0 else {})}
+        leased = backends.leases(job.spec.mode, member)
+        ports = {"probe": "40000", **{purpose: str(29500 + place) for place, purpose in enumerate(leased)}}
         self.facts = Facts(member.name, ip, node_id, ports)
         self._prepared: bool | None = None
         self._passed = -1

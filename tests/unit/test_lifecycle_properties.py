@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raycontrol.events import StopInstance, StopRequested
 from raycontrol.job import Job
 from raycontrol.lifecycle import advance
-from raycontrol.spec import JobSpec, Timeouts
+from raycontrol.spec import Group, JobSpec, Mode, Placement, Timeouts
 from raycontrol.status import JobState, Reason
 from tests.unit.fake_gangs import Program, nodes
 from tests.unit.test_lifecycle import EVENTS, JOBS
@@ -98,6 +98,69 @@ SCENES: dict[str, tuple[Any, ...]] = {
         {"losses": {"id-of-host-b": 1050.0}},
         JobState.FAILED,
         Reason.INSTANCE_LOST,
+    ),
+}
+
+
+PS_GROUPS = {"chief": Group(), "worker": Group(count=2), "ps": Group(), "evaluator": Group()}
+SERVES = {"ps-0": STAYS, "worker-0": STAYS, "worker-1": STAYS}
+
+
+def ps_job(**timeouts: Any) -> Job:
+    limits = Timeouts(**{"grace_s": 10, **timeouts})
+    spec = JobSpec(
+        name="digits",
+        mode=Mode.PS,
+        command="train",
+        groups=PS_GROUPS,
+        timeouts=limits,
+        placement=Placement.PACK,
+    )
+    return replace(new_job(), spec=spec)
+
+
+SCENES |= {
+    "a chief decides": (
+        ps_job(),
+        {**SERVES, "evaluator-0": Program(seconds=40)},
+        {},
+        JobState.SUCCEEDED,
+        Reason.COMPLETED,
+    ),
+    "an evaluator goes on too long": (
+        ps_job(evaluator_wait_s=20),
+        {**SERVES, "evaluator-0": STAYS},
+        {},
+        JobState.SUCCEEDED,
+        Reason.COMPLETED,
+    ),
+    "an evaluator is not waited for after a stop": (
+        ps_job(),
+        {**SERVES, "evaluator-0": STAYS},
+        {"stops": (StopRequested(1050.0, "asked by ada"),)},
+        JobState.SUCCEEDED,
+        Reason.COMPLETED,
+    ),
+    "a parameter server leaves": (
+        ps_job(),
+        {**SERVES, "chief-0": STAYS, "ps-0": Program(seconds=5)},
+        {},
+        JobState.FAILED,
+        Reason.INSTANCE_FAILED,
+    ),
+    "a worker of a chief fails": (
+        ps_job(),
+        {**SERVES, "chief-0": STAYS, "worker-1": FAILS},
+        {},
+        JobState.FAILED,
+        Reason.INSTANCE_FAILED,
+    ),
+    "a chief is deaf to a stop": (
+        ps_job(),
+        {**SERVES, "chief-0": Program(seconds=None, deaf=True)},
+        {"stops": (StopRequested(1050.0, "asked by ada"),)},
+        JobState.STOPPED,
+        Reason.STOP_REQUESTED,
     ),
 }
 

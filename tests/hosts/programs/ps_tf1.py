@@ -6,6 +6,7 @@ The parameter server serves for ever; the workers train without waiting for each
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -47,6 +48,8 @@ def work(cluster: tf.train.ClusterSpec, server: tf.train.Server, config: tf.Conf
         optimize = tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(loss, global_step=step)
         accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(scores, 1), labels), tf.float32))
 
+    if index > 0:
+        wait_for_variables(server, config)
     draw = np.random.default_rng(index)
     mine = done = 0
     session = tf.train.MonitoredTrainingSession(server.target, is_chief=index == 0, config=config)
@@ -67,6 +70,14 @@ def dense(name: str, inputs: tf.Tensor, units: int) -> tf.Tensor:
         start = tf.truncated_normal_initializer(stddev=0.2, seed=0)
         weights = tf.get_variable("weights", [inputs.shape[1], units], initializer=start)
         return inputs @ weights + tf.get_variable("bias", [units], initializer=tf.zeros_initializer())
+
+
+def wait_for_variables(server: tf.train.Server, config: tf.ConfigProto) -> None:
+    """Returns when worker 0 has given them values; MonitoredTrainingSession would look only every 30 s."""
+    missing = tf.report_uninitialized_variables()
+    with tf.Session(server.target, config=config) as session:
+        while session.run(missing).size:
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
