@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -108,12 +108,12 @@ class Archive:
         timeout_s: float,
         max_bytes: int,
         *,
-        instance: str | None = None,
+        instances: Collection[str] | None = None,
     ) -> dict[str, bytes]:
         """Wait until a log has bytes past its offset, and return those of every such log.
 
-        Logs that ``offsets`` does not name count from 0, so new instances show up by themselves; ``instance``
-        narrows to one. ``max_bytes`` (at most 16 MiB) is shared by the logs in the answer. Empty when
+        Logs that ``offsets`` does not name count from 0, so new instances show up by themselves; with ``instances``
+        only theirs count. ``max_bytes`` (at most 16 MiB) is shared by the logs in the answer. Empty when
         ``timeout_s`` (at most 20) has passed: call again.
         """
         folder = JobFolder(self.home, job_id)
@@ -125,7 +125,7 @@ class Archive:
             while True:
                 # Cleared before the look: an append that comes after the look then ends the wait.
                 grown.clear()
-                news = await self._in(self._quick, read_news, folder, attempt, offsets, max_bytes, instance)
+                news = await self._in(self._quick, read_news, folder, attempt, offsets, max_bytes, instances)
                 if news or not await happened(grown, deadline - time.monotonic()):
                     return news
         finally:
@@ -286,12 +286,16 @@ def is_version(path: Path, size: int, mtime_ns: int) -> bool:
 
 
 def read_news(
-    folder: JobFolder, attempt: int, offsets: dict[str, int], max_bytes: int, instance: str | None
+    folder: JobFolder,
+    attempt: int,
+    offsets: dict[str, int],
+    max_bytes: int,
+    instances: Collection[str] | None,
 ) -> dict[str, bytes]:
     grown = [
         name
         for name, size in folder.sizes(attempt).items()
-        if size > offsets.get(name, 0) and instance in (None, name)
+        if size > offsets.get(name, 0) and (instances is None or name in instances)
     ]
     if not grown:
         return {}

@@ -287,18 +287,20 @@ class JobHandle:
         *,
         follow: bool = False,
         instance: str | None = None,
+        group: str | None = None,
         tail: int | None = None,
         prefix: bool = True,
     ) -> Iterator[str]:
         """Yield lines of the job's log, each with its instance's name in front (``worker-0 | …``) unless ``prefix`` is False.
 
+        ``instance`` (``worker-0``) and ``group`` (``worker``) narrow to what they name.
         ``tail`` begins with the last so many lines of each instance; it looks back 256 KiB at most, so that fewer may
         come. ``follow`` goes on until the job has ended and everything it wrote was yielded. Lines are views: bytes
         that are not UTF-8 are replaced, very long lines cut. The files keep every byte.
         """
         from raycontrol.logview import LogView
 
-        view = LogView(self._client._read(), self.id, instance=instance, prefix=prefix)
+        view = LogView(self._client._read(), self.id, instance=instance, group=group, prefix=prefix)
         if tail is not None:
             yield from view.tail(tail)
         yield from view.follow() if follow else view.rest()

@@ -7,19 +7,23 @@ from collections.abc import Iterator
 from raycontrol.errors import UsageError
 from raycontrol.logs import LineSplitter
 from raycontrol.readers import Reader
-from raycontrol.status import JobInfo
+from raycontrol.status import InstanceInfo, JobInfo
 
 POLL_S = 0.5
 VIEW_BYTES = 1 << 20
 
 
 class LogView:
-    """The lines of a job's current attempt, of all instances or of one, from where the view stands."""
+    """The lines of a job's current attempt, of all its instances, of one or of a group, from where the view stands."""
 
-    def __init__(self, reader: Reader, job_id: str, *, instance: str | None, prefix: bool) -> None:
+    def __init__(
+        self, reader: Reader, job_id: str, *, instance: str | None, group: str | None, prefix: bool
+    ) -> None:
         self._reader = reader
         self._job_id = job_id
         self._instance = instance
+        self._group = group
+        self._shown: tuple[str, ...] | None = None
         self._prefix = prefix
         self._attempt = 0
         self._offsets: dict[str, int] = {}
@@ -29,7 +33,7 @@ class LogView:
     def tail(self, lines: int) -> Iterator[str]:
         """Yield the last lines of each instance; the view then stands at the end of what was there."""
         for name, size in self._reader.log_sizes(self._job_id, self._attempt).items():
-            if self._instance in (None, name):
+            if self._shown is None or name in self._shown:
                 start = self._reader.tail_offset(self._job_id, self._attempt, name, lines) if lines else size
                 self._offsets[name] = start
         yield from self._read(0.0)
@@ -55,11 +59,16 @@ class LogView:
     def _look(self) -> JobInfo:
         info = self._reader.info(self._job_id)
         self._attempt = info.attempt
+        if self._instance is not None or self._group is not None:
+            self._shown = tuple(item.name for item in info.instances if self._shows(item))
         return info
+
+    def _shows(self, item: InstanceInfo) -> bool:
+        return self._instance in (None, item.name) and self._group in (None, item.group)
 
     def _read(self, timeout_s: float) -> Iterator[str]:
         news = self._reader.log_news(
-            self._job_id, self._attempt, self._offsets, timeout_s, VIEW_BYTES, self._instance
+            self._job_id, self._attempt, self._offsets, timeout_s, VIEW_BYTES, self._shown
         )
         for name, data in sorted(news.items()):
             self._offsets[name] = self._offsets.get(name, 0) + len(data)
@@ -72,8 +81,11 @@ class LogView:
             yield from splitter.close()
 
     def _refuse_unknown(self, info: JobInfo) -> None:
+        """Refuse names that the job does not have; before it is placed nothing is known."""
         names = [item.name for item in info.instances]
-        if self._instance is not None and names and self._instance not in names:
-            raise UsageError(
-                f"job {self._job_id} has no instance {self._instance!r}; it has {', '.join(names)}"
-            )
+        groups = list(dict.fromkeys(item.group for item in info.instances))
+        for what, wanted, found in (("instance", self._instance, names), ("group", self._group, groups)):
+            if wanted is not None and found and wanted not in found:
+                raise UsageError(f"job {self._job_id} has no {what} {wanted!r}; it has {', '.join(found)}")
+        if names and self._shown == ():
+            raise UsageError(f"{self._instance} is not of the group {self._group}")

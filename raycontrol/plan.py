@@ -242,7 +242,8 @@ def render(plan: Plan) -> str:
     if plan.finishers:
         lines.append(f"{_names(plan.finishers)}: may go on for {plan.finish_s:g} s after that")
     for name, variables in plan.environment.items():
-        lines.append(f"\n{name}:")
+        group, role = variables.get("RAYCONTROL_GROUP"), variables.get("RAYCONTROL_ROLE")
+        lines.append(f"\n{name} (group {group}, role {role}):")
         if files := plan.files.get(name):
             lines.append(f"  has files {' '.join(files)}")
         for key, value in variables.items():

@@ -115,6 +115,7 @@ class RayProofs:
         self._folder = folder / "proofs"
         self._environment = environment
         self._mark = mark
+        self._address = environment["RAY_ADDRESS"]
         self._program = str(Path(package_dir) / JOINED_PROGRAM)
 
     async def joined(self, wanted: RayNodesJoined, deadline: float) -> None:
@@ -124,7 +125,7 @@ class RayProofs:
         proof = await process.start(
             process.Run(
                 name="prove-ray-nodes",
-                argv=("python3", self._program, str(len(wanted.instances)), f"{limit_s:.1f}"),
+                argv=("python3", self._program, self._address, str(len(wanted.instances)), f"{limit_s:.1f}"),
                 env=self._environment,
                 cwd="/",
                 folder=str(folder),

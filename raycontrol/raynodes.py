@@ -1,13 +1,12 @@
-"""Waits until a Ray cluster lists a living node of each rank: ``python raynodes.py RANKS LIMIT_S``.
+"""Waits until a Ray cluster lists a living node of each rank: ``python raynodes.py ADDRESS RANKS LIMIT_S``.
 
-A program of its own, run with the job's environment (``RAY_ADDRESS``, the token) by the Python that the start command
+A program of its own, run with the job's environment (Ray finds the token by it) by the Python that the start command
 finds, because the job's Ray need not be the one that raycontrol itself runs on. A node shows its rank by its resource
 ``Rank:k``. Exit 0 when all have joined; else 1, with ``missing 1 3`` as the last line.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
@@ -18,16 +17,16 @@ ALIVE = 0
 """``GcsNodeInfo.ALIVE`` of Ray's protocol (gcs.proto)."""
 
 
-def main(ranks: int, limit_s: float) -> int:
+def main(address: str, ranks: int, limit_s: float) -> int:
     deadline = time.monotonic() + limit_s
-    from ray._raylet import GcsClient  # half a second of CPU
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # half a second of CPU
 
     client: Any = None
     missing = set(range(ranks))
     trouble = ""
     while True:
         try:
-            client = client or GcsClient(address=os.environ["RAY_ADDRESS"])
+            client = client or GcsClient(address=address)
             missing = set(range(ranks)) - joined(client.get_all_node_info(timeout=ANSWER_S).values())
         except Exception as error:  # Ray has many kinds, and the head may not be up yet
             trouble = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -56,4 +55,4 @@ def joined(nodes: Any) -> set[int]:
 
 if __name__ == "__main__":
     del sys.path[0]  # this folder, whose modules are not meant: `queue`, …
-    sys.exit(main(int(sys.argv[1]), float(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -48,9 +48,9 @@ class Reader(Protocol):
         offsets: dict[str, int],
         timeout_s: float,
         max_bytes: int,
-        instance: str | None,
+        instances: Collection[str] | None,
     ) -> dict[str, bytes]:
-        """Return bytes past the offsets; wait up to ``timeout_s`` for the first."""
+        """Return bytes past the offsets (with ``instances``, of their logs only); wait up to ``timeout_s`` for the first."""
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         """Ask a job to stop."""
@@ -95,10 +95,10 @@ class ClusterReader:
         offsets: dict[str, int],
         timeout_s: float,
         max_bytes: int,
-        instance: str | None,
+        instances: Collection[str] | None,
     ) -> dict[str, bytes]:
         archive = self._session.archive()
-        call = archive.follow.remote(job_id, attempt, offsets, timeout_s, max_bytes, instance=instance)
+        call = archive.follow.remote(job_id, attempt, offsets, timeout_s, max_bytes, instances=instances)
         return self._ask(call)  # type: ignore[no-any-return]
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
@@ -159,11 +159,13 @@ class StoreReader:
         offsets: dict[str, int],
         timeout_s: float,
         max_bytes: int,
-        instance: str | None,
+        instances: Collection[str] | None,
     ) -> dict[str, bytes]:
         deadline = time.monotonic() + timeout_s
         while True:
-            news = completed(self._archive.follow(job_id, attempt, offsets, 0, max_bytes, instance=instance))
+            news = completed(
+                self._archive.follow(job_id, attempt, offsets, 0, max_bytes, instances=instances)
+            )
             if news or time.monotonic() > deadline:
                 return news
             time.sleep(POLL_S)

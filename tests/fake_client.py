@@ -119,10 +119,16 @@ class FakeJob:
         *,
         follow: bool = False,
         instance: str | None = None,
+        group: str | None = None,
         tail: int | None = None,
         prefix: bool = True,
     ) -> Iterator[str]:
-        lines = [(name, line) for name, line in self._lines if instance in (None, name)]
+        of_group = group or ""
+        lines = [
+            (name, line)
+            for name, line in self._lines
+            if instance in (None, name) and name.startswith(of_group)
+        ]
         start = max(0, len(lines) - tail) if tail is not None else 0
         while True:
             for name, line in lines[start:]:

@@ -102,6 +102,12 @@ def logs(
         str | None,
         typer.Option(metavar="NAME", help="Only this instance, such as worker-0.", show_default=False),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only instances of this group, such as worker.", show_default=False
+        ),
+    ] = None,
     tail: Annotated[
         int | None,
         typer.Option(
@@ -131,12 +137,13 @@ def logs(
     Examples:
       raycontrol logs -f digits-ab12cd
       raycontrol logs digits-ab12cd --instance worker-0 --tail 100
+      raycontrol logs digits-ab12cd --group ps
     """
     services: Services = context.obj
     shown = instance is None if prefix is None else prefix
     with services.client(address) as client:
         job = _job(services, client, job_id)
-        lines = job.logs(follow=follow, instance=instance, tail=tail, prefix=shown or as_json)
+        lines = job.logs(follow=follow, instance=instance, group=group, tail=tail, prefix=shown or as_json)
         for line in lines:
             if as_json:
                 services.out.json_line(_log_document(line))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NODES_SHOWN = 4
 LIST_COLUMNS = ("ID", "STATE", "MODE", "USER", "SUBMITTED", "TOOK", "NOTE")
 STATE_WIDTH = len("STOPPING (INSTANCE_FAILED)")
-INSTANCE_COLUMNS = ("INSTANCE", "ROLE", "NODE", "IP", "STATE", "ENDED WITH", "NOTE")
+INSTANCE_COLUMNS = ("INSTANCE", "GROUP", "ROLE", "NODE", "IP", "STATE", "ENDED WITH", "NOTE")
 NOTE_WIDTH = 200
 
 
@@ -95,6 +95,7 @@ def details(info: JobInfo, now: float) -> dict[str, str | None]:
 def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
     return (
         instance.name,
+        instance.group,
         instance.role,
         instance.node,
         instance.ip,

@@ -181,7 +181,7 @@ def test_a_follower_is_woken_by_an_append(archive: Archive) -> None:
 
 def test_a_follower_hears_of_new_instances_but_of_one_alone_when_asked(archive: Archive) -> None:
     async def story() -> None:
-        one = asyncio.ensure_future(archive.follow("job", 0, {}, 20, 1000, instance="worker-1"))
+        one = asyncio.ensure_future(archive.follow("job", 0, {}, 20, 1000, instances=["worker-1"]))
         every = asyncio.ensure_future(archive.follow("job", 0, {}, 20, 1000))
         await asleep(archive, 2)
         await archive.append("job", 0, "worker-0", 0, b"zero")

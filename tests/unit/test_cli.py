@@ -92,7 +92,7 @@ def test_get_tells_everything_about_a_failed_job() -> None:
         "exit status  1",
         "labels       a=b",
         "outputs      /data/out",
-        "worker-0  worker  host-a  10.0.0.1  EXITED  code 1      the first to fail",
+        "worker-0  worker  worker  host-a  10.0.0.1  EXITED  code 1      the first to fail",
         "worker-0 exited with code 1\nlast lines of worker-0:\n  | Traceback\n  | ValueError: [no] markup\nhint: look at dmesg\n",
     ):
         assert text in shell.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class FakeReader:
         offsets: dict[str, int],
         timeout_s: float,
         max_bytes: int,
-        instance: str | None,
+        instances: Collection[str] | None,
     ) -> dict[str, bytes]:
         news = self.log[offsets.get("worker-0", 0) :]
         return {"worker-0": news} if news else {}

@@ -325,7 +325,7 @@ def test_a_plan_reads_as_text() -> None:
     assert lines[:3] == [
         "mode ddp, 2 instances; success when these exit 0: master-0, worker-0",
         "",
-        "master-0:",
+        "master-0 (group master, role master):",
     ]
     assert {"  MASTER_PORT=40002", "  unset LC_ALL", "  EPOCHS=2", "  RANK=0"} <= set(lines)
     assert lines[
