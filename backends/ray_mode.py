@@ -18,20 +18,20 @@ from raycontrol.spec import JobSpec, Member, members
 
 NODE = "ray-node"
 """The run that is an instance's Ray node."""
-GCS, CLIENT, DASHBOARD = "ray", "ray-client", "ray-dashboard"
+GCS, CLIENT, MONITOR, DASHBOARD = "ray", "ray-client", "ray-monitor", "ray-dashboard"
 """Purposes of the head's ports."""
 TOKEN = "ray/token"
 JOIN_LIMIT_S = 90.0
 JOIN_INSTANCE_S = 1.0
 """How much longer joining may take for each instance: many may share a machine."""
-OUT_OF_MEMORY = ("ray.exceptions.OutOfMemoryError", "was killed due to the node running low on memory")
+OUT_OF_MEMORY = ("ray.exceptions.OutOfMemoryError", "killed due to the node running low on memory")
 
 
 def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     """A Ray node on every instance; when the head lists all of them, the start command on the head."""
     gang = members(spec)
     head, *workers = (member.name for member in gang)
-    own = {fact.instance: _variables(spec, number, fact, facts[0]) for number, fact in enumerate(facts)}
+    own = {fact.instance: _variables(number, fact, facts[0]) for number, fact in enumerate(facts)}
     join = Stage(
         name="start Ray",
         says=f"the job's Ray cluster has {len(gang)} node{'s' if workers else ''}",
@@ -63,8 +63,8 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
 
 
 def leases(member: Member) -> tuple[str, ...]:
-    """The head's ports: of the cluster, of Ray's client server, of the dashboard; and ``MASTER_PORT``, as in every mode."""
-    return ("master", GCS, CLIENT, DASHBOARD) if member.index == 0 else ()
+    """The head's ports that Ray does not find itself; and ``MASTER_PORT``, as in every mode."""
+    return ("master", GCS, CLIENT, MONITOR, DASHBOARD) if member.index == 0 else ()
 
 
 def explain(lines: Sequence[str]) -> Cause | None:
@@ -78,8 +78,10 @@ def explain(lines: Sequence[str]) -> Cause | None:
     )
 
 
-def _variables(spec: JobSpec, rank: int, fact: Facts, head: Facts) -> dict[str, str]:
-    variables = {
+def _variables(rank: int, fact: Facts, head: Facts) -> dict[str, str]:
+    metrics = {"AUTOSCALER_METRIC_PORT": MONITOR, "DASHBOARD_METRIC_PORT": DASHBOARD}
+    return {
+        **{name: head.ports[purpose] for name, purpose in metrics.items() if fact is head},
         "RANK": str(rank),
         "HEAD_ADDR": head.ip,
         "HEAD_PORT": head.ports[GCS],
@@ -89,9 +91,6 @@ def _variables(spec: JobSpec, rank: int, fact: Facts, head: Facts) -> dict[str, 
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": fact.temp_dir,
     }
-    if spec.ray.dashboard:
-        variables["RAY_API_SERVER_ADDRESS"] = f"http://{bracketed(head.ip)}:{head.ports[DASHBOARD]}"
-    return variables
 
 
 def _address(head: Facts) -> str:
@@ -107,11 +106,8 @@ def _node(spec: JobSpec, member: Member, fact: Facts, head: Facts) -> PlannedRun
             f"--ray-client-server-port={head.ports[CLIENT]}",
             f"--temp-dir={fact.temp_dir}",
             f"--include-dashboard={'true' if spec.ray.dashboard else 'false'}",
-            *(
-                [f"--dashboard-host={head.ip}", f"--dashboard-port={head.ports[DASHBOARD]}"]
-                if spec.ray.dashboard
-                else []
-            ),
+            f"--dashboard-host={head.ip}",
+            "--dashboard-port=0",
         ]
     else:
         place = [f"--address={_address(head)}", f"--temp-dir={fact.temp_dir}"]

@@ -67,8 +67,6 @@ SHIP_LIMIT_S = 20.0
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
-SERVICE_GRACE_S = 5.0
-"""How long a service has to end when the start commands have."""
 MAX_TOLD = 5
 BIN = "bin/"
 ENVIRONMENT_FILE = "environment"
@@ -469,11 +467,11 @@ class Instance:
         self._report(ServiceEnded(exit_.at, me.attempt_id, me.instance, name, ended, asked))
 
     async def _stop_services(self, grace_s: float, why: str) -> None:
-        """End services when the start commands have ended, which may need them to save their work; killing does not wait."""
+        """Kill services when the start commands have ended, which may need them to save their work; killing does not wait."""
         if grace_s > 0:
             await asyncio.gather(*(running.gone() for running in self._processes.values()))
         for service in self._services.values():
-            self._start(service.stop(min(grace_s, SERVICE_GRACE_S), why))
+            self._start(service.kill(why))
 
     def _ship(self, path: Path) -> Shipper:
         shipper = Shipper(

@@ -3,7 +3,10 @@
 Each instance starts ``RAYCONTROL_SLOTS`` processes. The first of INDEX 0 listens on MASTER_PORT; all others
 connect to it, it tells everybody where the others listen, everybody connects to everybody, and nobody ends before
 all have done so: all processes of the job live at the same time. Each prints one line, ``PROBE `` and a JSON
-document, and writes the document to ``$RAYCONTROL_OUTPUT_DIR/probe-<INDEX>-<process>.json``.
+document, and writes the document to ``$RAYCONTROL_OUTPUT_DIR/probe-<INDEX>-<process>.json``. Where TF_CONFIG has an
+address for the instance, its first process listens there as long as it lives.
+
+Mode ray, where a start command runs on INDEX 0 only, has ``probe_ray.py``.
 
 ``--hold PATH``: once all have met, each waits until PATH exists (on its own host), so that two jobs can be held
 side by side; ``PATH.<job id>.<INDEX>-<process>`` says that it waits. ``--time S`` (60) limits every wait.
@@ -16,10 +19,12 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,16 +36,20 @@ HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile",
 
 
 def main() -> None:
+    options = arguments()
+    slots = int(os.environ["RAYCONTROL_SLOTS"])
+    inherited = descriptors()
+    children = [fork(partial(process, local, inherited, options)) for local in range(1, slots)]
+    process(0, inherited, options)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    sys.exit(max(map(abs, codes), default=0))
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hold")
     parser.add_argument("--time", type=float, default=60)
-    arguments = parser.parse_args()
-    slots = int(os.environ["RAYCONTROL_SLOTS"])
-    inherited = descriptors()
-    children = [fork(partial(process, local, inherited, arguments)) for local in range(1, slots)]
-    process(0, inherited, arguments)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.exit(max(map(abs, codes), default=0))
+    return parser.parse_args()
 
 
 def fork(body: Callable[[], None]) -> int:
@@ -55,15 +64,26 @@ def fork(body: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def process(local: int, inherited: list[str], arguments: argparse.Namespace) -> None:
-    deadline = time.time() + arguments.time
+def process(local: int, inherited: list[str], options: argparse.Namespace) -> None:
     document = surroundings(local, inherited)
+    with ExitStack() as stack:
+        if local == 0 and "TF_CONFIG" in os.environ:
+            document["listened"] = listen(stack)
+        meet_and_wait(document, options)
+    write_down(document)
+
+
+def meet_and_wait(document: Document, options: argparse.Namespace) -> None:
+    deadline = time.time() + options.time
     meet(document, deadline)
-    if arguments.hold:
-        Path(f"{arguments.hold}.{os.environ['RAYCONTROL_JOB_ID']}.{name_of(document)}").touch()
-        while not Path(arguments.hold).exists() and time.time() < deadline:
+    if options.hold:
+        Path(f"{options.hold}.{os.environ['RAYCONTROL_JOB_ID']}.{name_of(document)}").touch()
+        while not Path(options.hold).exists() and time.time() < deadline:
             time.sleep(0.05)
     document["ended"] = time.time()
+
+
+def write_down(document: Document) -> None:
     text = json.dumps(document, sort_keys=True)
     (Path(os.environ["RAYCONTROL_OUTPUT_DIR"]) / f"probe-{name_of(document)}.json").write_text(text)
     os.write(1, f"PROBE {text}\n".encode())
@@ -76,8 +96,10 @@ def name_of(document: Document) -> str:
 # -- what is around
 
 
-def surroundings(local: int, inherited: list[str]) -> Document:
+def surroundings(local: int, inherited: list[str], by: str = "command") -> Document:
+    """What this process finds; ``by`` says who started it, the job's start command or a ``task`` of its own Ray."""
     return {
+        "by": by,
         "index": int(os.environ["INDEX"]),
         "local": local,
         "started": time.time(),
@@ -98,11 +120,35 @@ def surroundings(local: int, inherited: list[str]) -> Document:
         "blocked_signals": blocked_signals(),
         "umask": umask(),
         "hostfiles": {name: hostfile(name) for name in HOSTFILES if name in os.environ},
+        "token_mode": token_mode(),
     }
 
 
 def hostfile(name: str) -> list[str]:
     return Path(os.environ[name]).read_text().splitlines()
+
+
+def token_mode() -> int | None:
+    """The permissions of the file that holds the token of the job's own Ray, which itself is nobody's business."""
+    try:
+        return stat.S_IMODE(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).stat().st_mode)
+    except (KeyError, OSError):
+        return None
+
+
+def listen(stack: ExitStack) -> bool | None:
+    """Listen on the port that TF_CONFIG has for this task, until the stack is unwound; None where it has none."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    tasks = config["cluster"].get(config["task"]["type"])
+    if tasks is None:
+        return None
+    port = int(tasks[config["task"]["index"]].rpartition(":")[2])
+    try:
+        stack.enter_context(socket.create_server(("", port)))
+    except OSError as error:
+        print(f"probe: port {port}: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def addresses() -> list[str]:

@@ -1,0 +1,126 @@
+"""The environment contract of the modes ps and ray, checked from outside, with two jobs at once on the same hosts.
+
+The jobs are those of ``probe/*.yaml``: groups that differ, two instances on a host, and in mode ray a GPU that is shared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checker import Job, violations
+from tests.hosts import jobs
+from tests.hosts.conftest import Cluster
+from tests.hosts.jobs import Ran
+from tests.hosts.network import ENVIRONMENT, RAY_ENVIRONMENT, HostProcess
+from tests.support import wait_until
+
+PROBE = Path(__file__).parent / "probe"
+HOSTS = range(3)
+PLACED_S, MEETING_S = 60, 150
+MIB = 1 << 20
+
+
+@pytest.fixture
+def hold(cluster: Cluster) -> Iterator[None]:
+    """Remove what ``--hold`` leaves in the hosts' /tmp."""
+    yield
+    for i in HOSTS:
+        for path in held(cluster, i):
+            path.unlink()
+        (cluster.hosts.hosts[i].tmp / "hold").unlink(missing_ok=True)
+
+
+def test_two_ps_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluster, hold: None) -> None:
+    first, second = side_by_side(cluster, PROBE / "ps.yaml", PROBE / "ps-beside.yaml", processes=7 + 6)
+    contract = [
+        job(
+            first,
+            slots=(1, 1, 1, 1, 2, 1),
+            gpus=(0, 3, 3, 0, 3, 0),
+            mode="ps",
+            name="probe-ps",
+            roles=("chief", "worker", "worker", "ps", "worker", "evaluator"),
+        ),
+        job(
+            second,
+            slots=(1,) * 6,
+            gpus=(1, 1, 0, 0, 0, 1),
+            mode="ps",
+            name="probe-ps-beside",
+            roles=("worker", "worker", "ps", "ps", "ps", "worker"),
+        ),
+    ]
+    assert violations(contract) == []
+    assert [per_host(ran) for ran in (first, second)] == [[2, 2, 2], [2, 2, 2]]
+
+
+def test_two_ray_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluster, hold: None) -> None:
+    first, second = side_by_side(cluster, PROBE / "ray.yaml", PROBE / "ray-beside.yaml", processes=3 + 3)
+    contract = [
+        job(
+            first,
+            slots=(1, 1, 1),
+            gpus=(4, 3, 1),
+            mode="ray",
+            name="probe-ray",
+            resources=(
+                {"CPU": 1, "GPU": 4, "memory": 512 * MIB},
+                {"CPU": 2, "GPU": 3, "memory": 600 * MIB},
+                {"CPU": 1, "GPU": 0.5, "memory": 512 * MIB},
+            ),
+        ),
+        job(
+            second,
+            slots=(1, 1, 1),
+            gpus=(0, 1, 1),
+            mode="ray",
+            name="probe-ray-beside",
+            resources=({"CPU": 1, "memory": 400 * MIB}, {"CPU": 1, "GPU": 0.5}, {"CPU": 1, "GPU": 1}),
+        ),
+    ]
+    assert violations(contract) == []
+    assert [per_host(ran) for ran in (first, second)] == [[1, 2], [1, 1, 1]]
+
+
+def side_by_side(cluster: Cluster, spec: Path, beside: Path, processes: int) -> tuple[Ran, Ran]:
+    """Run both until all of their processes have met, then let them go; ``spec`` has its place before the other is submitted."""
+    running = [jobs.start(cluster, 2, spec)]
+    go_on(running, lambda: bool(cluster.ask()["groups"]), PLACED_S, "the first job has its place")
+    running.append(jobs.start(cluster, 1, beside))
+    all_met = f"all {processes} processes of both jobs have met"
+    go_on(running, lambda: sum(len(held(cluster, i)) for i in HOSTS) == processes, MEETING_S, all_met)
+    for i in HOSTS:
+        (cluster.hosts.hosts[i].tmp / "hold").touch()
+    first, second = (jobs.ended(process) for process in running)
+    assert [first.status, second.status] == [0, 0], f"{first.told}\n{second.told}"[-6000:]
+    return first, second
+
+
+def go_on(running: list[HostProcess], condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for the condition, or for the end of a job, which nobody expects yet and ``side_by_side`` will show."""
+    wait_until(lambda: condition() or any(process.poll() is not None for process in running), timeout_s, what)
+
+
+def job(ran: Ran, **asked_for: Any) -> Job:
+    return Job(
+        ran.outputs("probe-*.json"),
+        spread=False,
+        env={"GREETING": "hello from the spec"},
+        files=tuple(path.name for path in PROBE.iterdir() if path.is_file()),
+        node_env={**ENVIRONMENT, **RAY_ENVIRONMENT},
+        **asked_for,
+    )
+
+
+def per_host(ran: Ran) -> list[int]:
+    """How many instances each host had that had any, fewest first."""
+    return sorted(Counter(instance["ip"] for instance in ran.info["instances"]).values())
+
+
+def held(cluster: Cluster, i: int) -> list[Path]:
+    return list(cluster.hosts.hosts[i].tmp.glob("hold.*"))
