@@ -88,7 +88,10 @@ def _variables(gang: Sequence[Member], member: Member, number: int, cluster: Clu
         "task": {"type": member.role, "index": number},
         "environment": "cloud",
     }
+    addresses = {address.rpartition(":")[0] for tasks in cluster.values() for address in tasks}
     return {
+        # TensorFlow's gRPC would go through the nodes' http_proxy, to addresses too, and wait for ever.
+        "no_grpc_proxy": ",".join(sorted(address.strip("[]") for address in addresses)),
         "TF_CONFIG": json.dumps(config),
         "RANK": str(member.index),
         "WORLD_SIZE": str(len(gang)),

@@ -421,7 +421,7 @@ def all_have_the_same_cluster(job: Job) -> Iterator[str]:
 
 
 def no_port_of_a_node_is_given_twice(job: Job) -> Iterator[str]:
-    for document in with_tf_config(job)[:1]:
+    for document in with_tf_config(job):
         counts = Counter(tasks_of(document))
         for address in (address for address, count in counts.items() if count > 1):
             yield f"{counts[address]} tasks listen at {address}"

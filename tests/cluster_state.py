@@ -198,10 +198,12 @@ def reserved(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def files(folders: Iterable[Path]) -> Iterator[str]:
-    """Job folders under the nodes' scratch, and anything of raycontrol's directly in ``/tmp``."""
-    for folder in folders:
-        for path in [*folder.glob("ray/session_2*/raycontrol/*/jobs/*"), *folder.glob("raycontrol*")]:
-            yield f"file {path}"
+    """Job folders under the nodes' scratch, anything of raycontrol's directly in ``/tmp``, Ray's shared memory."""
+    patterns = ("ray/session_2*/raycontrol/*/jobs/*", "raycontrol*", "rc-????????")
+    for path in (path for folder in folders for pattern in patterns for path in folder.glob(pattern)):
+        yield f"file {path}"
+    for path in Path("/dev/shm").glob("*plasma*"):
+        yield f"shared memory {path}"
 
 
 def listening(reapers: Iterable[int], owners: dict[int, Owner]) -> Iterator[Listener]:

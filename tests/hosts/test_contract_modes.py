@@ -36,7 +36,10 @@ def hold(cluster: Cluster) -> Iterator[None]:
 
 
 def test_two_ps_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluster, hold: None) -> None:
-    first, second = side_by_side(cluster, PROBE / "ps.yaml", PROBE / "ps-beside.yaml", processes=7 + 6)
+    running = [jobs.start(cluster, 2, PROBE / "ps.yaml")]
+    go_on(running, lambda: bool(cluster.ask()["groups"]), PLACED_S, "the first job has its place")
+    running.append(jobs.start(cluster, 1, PROBE / "ps-beside.yaml"))
+    first, second = met(cluster, running, processes=7 + 6)
     contract = [
         job(
             first,
@@ -60,49 +63,49 @@ def test_two_ps_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluste
 
 
 def test_two_ray_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluster, hold: None) -> None:
-    first, second = side_by_side(cluster, PROBE / "ray.yaml", PROBE / "ray-beside.yaml", processes=3 + 3)
+    specs = (PROBE / "ray.yaml", PROBE / "ray-beside.yaml")
+    running = [jobs.start(cluster, i, spec) for i, spec in enumerate(specs)]
+    first, second = met(cluster, running, processes=3 + 2)
     contract = [
         job(
             first,
             slots=(1, 1, 1),
-            gpus=(4, 3, 1),
+            gpus=(1, 1, 4),
             mode="ray",
             name="probe-ray",
             resources=(
-                {"CPU": 1, "GPU": 4, "memory": 512 * MIB},
-                {"CPU": 2, "GPU": 3, "memory": 600 * MIB},
+                {"CPU": 2, "GPU": 0.5, "memory": 512 * MIB},
                 {"CPU": 1, "GPU": 0.5, "memory": 512 * MIB},
+                {"CPU": 1, "GPU": 4, "memory": 600 * MIB},
             ),
         ),
         job(
             second,
-            slots=(1, 1, 1),
-            gpus=(0, 1, 1),
+            slots=(1, 1),
+            gpus=(1, 4),
             mode="ray",
             name="probe-ray-beside",
-            resources=({"CPU": 1, "memory": 400 * MIB}, {"CPU": 1, "GPU": 0.5}, {"CPU": 1, "GPU": 1}),
+            resources=({"CPU": 1, "GPU": 0.5, "memory": 400 * MIB}, {"CPU": 1, "GPU": 4}),
         ),
     ]
     assert violations(contract) == []
-    assert [per_host(ran) for ran in (first, second)] == [[1, 2], [1, 1, 1]]
+    assert [per_host(ran) for ran in (first, second)] == [[1, 2], [1, 1]]
+    assert first.info["instances"][0]["ip"] == second.info["instances"][0]["ip"]
 
 
-def side_by_side(cluster: Cluster, spec: Path, beside: Path, processes: int) -> tuple[Ran, Ran]:
-    """Run both until all of their processes have met, then let them go; ``spec`` has its place before the other is submitted."""
-    running = [jobs.start(cluster, 2, spec)]
-    go_on(running, lambda: bool(cluster.ask()["groups"]), PLACED_S, "the first job has its place")
-    running.append(jobs.start(cluster, 1, beside))
-    all_met = f"all {processes} processes of both jobs have met"
-    go_on(running, lambda: sum(len(held(cluster, i)) for i in HOSTS) == processes, MEETING_S, all_met)
+def met(cluster: Cluster, running: list[HostProcess], processes: int) -> list[Ran]:
+    """The jobs, which have to succeed, at their end; they are let go when all processes of all of them have met."""
+    everybody = f"all {processes} processes of the jobs have met"
+    go_on(running, lambda: sum(len(held(cluster, i)) for i in HOSTS) == processes, MEETING_S, everybody)
     for i in HOSTS:
         (cluster.hosts.hosts[i].tmp / "hold").touch()
-    first, second = (jobs.ended(process) for process in running)
-    assert [first.status, second.status] == [0, 0], f"{first.told}\n{second.told}"[-6000:]
-    return first, second
+    ended = [jobs.ended(process) for process in running]
+    assert [ran.status for ran in ended] == [0] * len(ended), "\n".join(ran.told for ran in ended)[-6000:]
+    return ended
 
 
 def go_on(running: list[HostProcess], condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for the condition, or for the end of a job, which nobody expects yet and ``side_by_side`` will show."""
+    """Wait for the condition, or for the end of a job, which nobody expects yet and ``met`` will show."""
     wait_until(lambda: condition() or any(process.poll() is not None for process in running), timeout_s, what)
 
 

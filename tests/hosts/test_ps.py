@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.hosts import jobs
 from tests.hosts.conftest import Cluster
 from tests.hosts.jobs import PROGRAMS, Ran, accuracy, succeeded
@@ -16,12 +18,14 @@ from tests.support import wait_until
 UP_S = 60
 TWO_A_HOST: dict[str, Any] = {"placement": "pack", "resources": {"cpu": 2}}
 STAYS = "exec sleep 1000"
+QUICK = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+"""Without Keras, which these programs do not use, TensorFlow is imported in three quarters of the time."""
 
 
 def spec_file(cluster: Cluster, name: str, **fields: Any) -> Path:
     """The file of a ps job with these fields."""
     path = cluster.hosts.shared / f"{name}.json"
-    path.write_text(json.dumps({"mode": "ps", "timeouts": {"grace_s": 10}, **fields}))
+    path.write_text(json.dumps({"mode": "ps", "timeouts": {"grace_s": 10}, "env": QUICK, **fields}))
     return path
 
 
@@ -116,6 +120,15 @@ def all_up(cluster: Cluster, name: str, *roles: str) -> str:
     return "; ".join(f"until [ -e {up(cluster, name, role)} ]; do sleep 0.05; done" for role in roles)
 
 
+def sleeping(cluster: Cluster, seconds: int) -> list[tuple[int, str]]:
+    """Host and pid of every `sleep` of so many seconds."""
+    return [
+        (i, pid)
+        for i in range(3)
+        for pid in cluster.hosts.run(i, ["pgrep", "-f", f"^sleep {seconds}$"]).stdout.split()
+    ]
+
+
 def ends(ran: Ran) -> dict[str, int | str | None]:
     """How each instance ended: its code, or ``signal 15``."""
     return {
@@ -154,23 +167,20 @@ def test_a_chief_that_finishes_first_ends_the_job(cluster: Cluster) -> None:
 def test_a_parameter_server_that_is_killed_fails_the_job_and_the_chief_can_save_its_work(
     cluster: Cluster,
 ) -> None:
-    saves = "trap 'echo saved; exit 0' TERM; sleep 1000 & wait"
-    spec = roles_do(cluster, "ps9", ps="echo $$; sleep 1000", worker=STAYS, chief=saves)
+    saves = "trap 'echo saved; exit 0' TERM; sleep 1002 & wait"
+    spec = roles_do(cluster, "ps9", ps="exec sleep 1001", worker=STAYS, chief=saves)
     process = jobs.start(cluster, 0, spec)
     wait_until(
-        lambda: all(up(cluster, "ps9", role).exists() for role in ("ps", "worker", "chief")),
-        UP_S,
-        "all are up",
+        lambda: sleeping(cluster, 1001) and sleeping(cluster, 1002), UP_S, "the server and the chief are up"
     )
-    for i in range(3):
-        found = cluster.hosts.run(i, ["pgrep", "-f", "^bash .*ps9-ps.up"]).stdout.split()
-        if found:
-            cluster.hosts.run(i, ["kill", "-9", *found], check=True)
+    ((host, pid),) = sleeping(cluster, 1001)
+    cluster.hosts.run(host, ["kill", "-9", pid], check=True)
     ran = jobs.ended(process)
     assert (ran.status, ran.info["verdict"]["instance"]) == (137, "ps-0")
     assert ran.lines("chief-0") == ["saved"]
 
 
+@pytest.mark.long
 def test_a_parameter_server_that_leaves_early_fails_the_job(cluster: Cluster) -> None:
     ran = jobs.run(cluster, 0, roles_do(cluster, "ps0", ps="exit 0", worker=STAYS))
     assert (ran.status, ran.info["verdict"]["summary"].partition(" on ")[0]) == (125, "ps-0")

@@ -1,0 +1,34 @@
+"""A Ray driver that ends in a given way, with one task on every other node: ``ray_ends.py raise | stay | hungry``."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import ray
+
+
+@ray.remote(num_cpus=0)
+def wait() -> None:
+    time.sleep(600)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def hungry() -> None:
+    """Takes memory until it is stopped."""
+    taken = []
+    while True:
+        taken.append(bytearray(b"x" * (64 << 20)))
+        time.sleep(0.02)
+
+
+ray.init()
+how = sys.argv[1]
+ranks = [name for name in ray.cluster_resources() if name.startswith("Rank:") and name != "Rank:0"]
+waiting = [wait.options(resources={rank: 0.001}).remote() for rank in ranks]
+print("driver is up", flush=True)
+if how == "raise":
+    raise ValueError("no labels found")
+if how == "hungry":
+    ray.get(hungry.remote())
+ray.get(waiting)
