@@ -72,6 +72,9 @@ class FakeLinks:
     async def leave(self, launcher: str, instance: str) -> None:
         await self.peers[launcher].leave(instance)
 
+    async def secret_of(self, instance: str) -> str:
+        return await self.peers[instance].secret()
+
 
 class Gang:
     """One instance of one attempt in a folder of its own."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raycontrol import process
-from raycontrol.disk import HIDDEN
+from raycontrol.disk import HIDDEN, TEMP_LINK, short_folder
 from raycontrol.node import AlreadyReleased, Node, NotReleased
 from raycontrol.packages import KEPT_TREES, pack
 from tests.machine.process_trees import Trees, alive, parent, play, trees, until
@@ -364,5 +364,43 @@ def test_a_package_that_is_damaged_on_its_way_fails_the_call_and_not_the_next(
             await node.code_dir("job", digest)
         reads.append(shelf.read)
         assert names(Path(await node.code_dir("job", digest))) == {"a"}
+
+    play(story())
+
+
+# Short folders
+
+
+def test_the_short_folders_of_an_attempt_go_with_it(scratch: Path, shelf: Shelf) -> None:
+    async def story() -> None:
+        node = Node(str(scratch), shelf.read)
+        links = [
+            scratch / "jobs" / "job" / "runs" / attempt / "head-0" / TEMP_LINK
+            for attempt in ("job.0", "job.1")
+        ]
+        folders = []
+        for link in links:
+            link.parent.mkdir(parents=True)
+            folders.append(short_folder(link))
+            (folders[-1] / "session").mkdir()
+        await node.release("job", "job.0", last=False)
+        assert [folder.exists() for folder in folders] == [False, True]
+        await node.release("job", "job.2", last=True)
+        assert [folder.exists() for folder in folders] == [False, False]
+        assert names(scratch / "jobs") == set()
+
+    play(story())
+
+
+def test_a_link_that_leads_elsewhere_removes_nothing(scratch: Path, shelf: Shelf, tmp_path: Path) -> None:
+    async def story() -> None:
+        node = Node(str(scratch), shelf.read)
+        treasure = tmp_path / "treasure"
+        treasure.mkdir()
+        link = scratch / "jobs" / "job" / "runs" / "job.0" / "head-0" / TEMP_LINK
+        link.parent.mkdir(parents=True)
+        link.symlink_to(treasure)
+        await node.release("job", "job.0", last=True)
+        assert treasure.is_dir()
 
     play(story())
