@@ -5,7 +5,7 @@ SUITE := tests/unit tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench bench-mpi clean
+.PHONY: help setup demo test test-all check bench bench-mpi bench-ray clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +36,10 @@ bench: ## a job that does nothing, beside Ray's own way to start it, on three ho
 
 bench-mpi: setup ## an mpirun of 3 x 2 ranks through raycontrol's ssh, beside plain sshd, on three hosts (needs root)
 	$(BIN)/python -m tests.bench.mpi
+
+bench-ray: ## from a submit to a ray job's first line, beside three `ray start` by a script, on three hosts (needs root)
+	@scripts/setup test
+	$(BIN)/python -m tests.bench.ray
 
 clean: ## remove what builds and checks have left (.venv stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -177,18 +177,11 @@ def test_a_node_that_cannot_start_says_why(cluster: Cluster) -> None:
 
 def under_way(cluster: Cluster, *options: str) -> tuple[HostProcess, str]:
     """A job whose driver is up and waits, and its id."""
-    before = {info["id"] for info in cluster.json(0, "list")}
-    process = jobs.start(cluster, 0, *options, "--", "python ray_ends.py stay")
-    found: list[str] = []
-
-    def is_up() -> bool:
-        found[:] = [
-            info["id"] for info in cluster.json(0, "list", "--state", "RUNNING") if info["id"] not in before
-        ]
-        return bool(found) and "driver is up" in cluster.raycontrol(0, "logs", found[0]).stdout
-
-    wait_until(is_up, UP_S, "the driver is up")
-    return process, found[0]
+    up = cluster.hosts.shared / "driver-is-up"
+    up.unlink(missing_ok=True)
+    process = jobs.start(cluster, 0, *options, "--", f"python ray_ends.py stay {up}")
+    wait_until(lambda: up.exists() and up.read_text(), UP_S, "the driver is up")
+    return process, up.read_text()
 
 
 def kill_inside(cluster: Cluster, job_id: str, instance: str, name: str) -> None:

@@ -1,0 +1,140 @@
+"""How long it takes from a submit to the first line of a ray job over three hosts, beside a shell script's `ray start`s.
+
+``python -m tests.bench.ray [--rounds N]``, as root: three hosts, Ray on them, then rounds in which each way takes its
+turn. The script starts a head with the same options and ports of its own, then both other nodes at once, and ends when
+all three have said that they are up; the start command's first line and the script's next one are what is waited for.
+Ending what was started is not part of the figures. Prints the median of each, its spread, and the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tests.bench.launch import expect, measure, report
+from tests.hosts.network import BIN, HostProcess, Hosts, why_no_hosts
+from tests.support import wait_until
+
+SDK = """
+import sys, time
+from raycontrol import Client, JobSpec, Resources
+client = Client()
+print("ready", flush=True)
+for line in sys.stdin:
+    mark = line.strip()
+    spec = JobSpec(mode="ray", command=f"date +%s.%N > {mark}", nodes=3, resources=Resources(memory="1GiB"))
+    began = time.time()
+    assert client.submit(spec).wait(timeout_s=300).state == "SUCCEEDED"
+    print(f"{float(open(mark).read()) - began:.4f}", flush=True)
+"""
+PORT, CLIENT_PORT = 7701, 7702
+GONE_S = 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn (default 5)")
+    rounds = parser.parse_args().rounds
+    reason = why_no_hosts()
+    if reason:
+        sys.exit(f"bench: {reason}")
+    with tempfile.TemporaryDirectory() as name, Hosts(3, keep=[Path(name)]) as hosts:
+        folder = Path(name)
+        hosts.start_cluster()
+        env = {"RAYCONTROL_HOME": name, "RAY_ADDRESS": hosts.address, "RAY_AUTH_MODE": "disabled"}
+        with hosts.popen(0, [sys.executable, "-c", SDK], env=env, stdin=subprocess.PIPE) as client:
+            expect(client, "ready")
+            by_hand = script(hosts, folder)
+            report(
+                measure(
+                    {"3 x ray start, by a script": by_hand, "raycontrol": submitted(client, folder)}, rounds
+                )
+            )
+            assert client.stdin is not None
+            client.stdin.close()
+
+
+def submitted(client: HostProcess, folder: Path) -> Callable[[], float]:
+    """Submit a job; return how many seconds later its start command ran."""
+
+    def call() -> float:
+        assert client.stdin is not None and client.stdout is not None
+        client.stdin.write(f"{folder / 'first-line'}\n")
+        client.stdin.flush()
+        return float(client.stdout.readline())
+
+    return call
+
+
+def script(hosts: Hosts, folder: Path) -> Callable[[], float]:
+    """Start a head, then two nodes at once, as a person would write it; return how many seconds that took."""
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    env = {
+        "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+    def start(i: int, *place: str) -> HostProcess:
+        options = [
+            f"--node-ip-address={hosts.ip(i)}",
+            "--num-cpus=1",
+            "--num-gpus=0",
+            f"--memory={1 << 30}",
+            f"--object-store-memory={int(0.3 * (1 << 30))}",
+            f'--resources={{"Rank:{i}": 1}}',
+            "--labels=group=worker",
+            f"--temp-dir=/tmp/by-hand-{i}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--dashboard-agent-listen-port=0",
+            "--disable-usage-stats",
+        ]
+        return hosts.popen(i, ["ray", "start", *place, *options], env=env, stdout=subprocess.DEVNULL)
+
+    def call() -> float:
+        before = set(hosts.pids())
+        began = time.time()
+        head = [f"--port={PORT}", f"--ray-client-server-port={CLIENT_PORT}", "--include-dashboard=false"]
+        up(start(0, "--head", "--dashboard-port=0", *head))
+        for node in [start(i, f"--address={hosts.ip(0)}:{PORT}") for i in (1, 2)]:
+            up(node)
+        first = hosts.run(0, ["date", "+%s.%N"], check=True).stdout
+        taken = float(first) - began
+        end(hosts, before)
+        return taken
+
+    return call
+
+
+def up(process: HostProcess) -> None:
+    assert process.wait(timeout=120) == 0, "ray start failed"
+
+
+def end(hosts: Hosts, before: set[int]) -> None:
+    """Kill every process that was not there before."""
+
+    def gone() -> bool:
+        left = set(hosts.pids()) - before
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    wait_until(gone, GONE_S, "the Ray that was started by hand is gone")
+
+
+if __name__ == "__main__":
+    main()
