@@ -60,6 +60,7 @@ def test_servers_of_tensorflow_1_with_asynchronous_workers(cluster: Cluster) -> 
     assert [item["exit_code"] for item in ran.info["instances"]][:2] == [0, 0]
 
 
+@pytest.mark.long
 def test_mirrored_workers_without_a_parameter_server(cluster: Cluster) -> None:
     ran = succeeded(
         cluster,
@@ -76,6 +77,7 @@ def test_mirrored_workers_without_a_parameter_server(cluster: Cluster) -> None:
     assert [item["exit_code"] for item in ran.info["instances"]] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_an_evaluator_has_time_for_its_last_round(cluster: Cluster) -> None:
     folder = cluster.hosts.shared / "checkpoints-of-ps"
     ran = succeeded(
