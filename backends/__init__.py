@@ -95,9 +95,8 @@ def local_environment(mode: Mode) -> dict[str, str]:
 def _of_a_job(name: str, value: str) -> bool:
     """Whether a variable names what only a job has: files, the agent, a network of several nodes, a Ray cluster."""
     of_mpi = value == AGENT or name.endswith(("_if_include", "HYDRA_IFACE"))
-    return (
-        value.startswith("/") or of_mpi or name in ("HEAD_PORT", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_TMPDIR")
-    )
+    of_ray = name.startswith(("HEAD_", "RAY_")) or name.endswith("_METRIC_PORT")
+    return value.startswith("/") or of_mpi or of_ray
 
 
 def _backend(mode: Mode) -> Any:

@@ -35,6 +35,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     }
     everybody = frozenset(member.name for member in gang)
     all_decide = spec.success is Success.ALL
+    deciding = gang[0].role  # INDEX 0 is the chief, or where there is none a worker
     return Plan(
         mode=spec.mode,
         environment=environments(spec, brief, facts, own),
@@ -44,9 +45,9 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
             *(ssh.stages(gang) if spec.ssh else ()),
             start({member.name: _run(spec, member) for member in gang}),
         ),
-        deciders=everybody if all_decide else frozenset(_names(gang, gang[0].role)),
+        deciders=everybody if all_decide else frozenset(_names(gang, deciding)),
         warnings=tuple(warnings(spec, gang)),
-        servers=frozenset() if all_decide else frozenset(_names(gang, SERVER)),
+        servers=frozenset(_names(gang, SERVER)),
         finishers=frozenset() if all_decide else frozenset(_names(gang, EVALUATOR)),
         finish_s=spec.timeouts.evaluator_wait_s,
     )
@@ -103,18 +104,21 @@ def _variables(gang: Sequence[Member], member: Member, number: int, cluster: Clu
 
 
 def _prove_network(gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[Stage, ...]:
-    """INDEX 0 and all others reach each other, and everybody reaches the parameter servers. An evaluator needs nobody."""
-    tasks = [(member, fact) for member, fact in zip(gang, facts, strict=True) if member.role in IN_CLUSTER]
-    ways = tuple(
-        TcpReachable(source.name, target.name, fact.ip, fact.ports["probe"])
-        for source, _ in tasks
-        for target, fact in tasks
-        if source is not target and (0 in (source.index, target.index) or target.role == SERVER)
-    )
+    """INDEX 0 and all others reach each other, everybody the parameter servers, and each task the next: mirrored workers
+    are a ring. An evaluator needs nobody.
+    """
+    tasks = [pair for pair in zip(gang, facts, strict=True) if pair[0].role in IN_CLUSTER]
+    servers = {place for place, (member, _) in enumerate(tasks) if member.role == SERVER}
+    ways: list[TcpReachable] = []
+    for place, (source, _) in enumerate(tasks):
+        targets = {0, (place + 1) % len(tasks)} | (set() if place in servers else servers)
+        for number in sorted((targets if place else set(range(len(tasks)))) - {place}):
+            target, fact = tasks[number]
+            ways.append(TcpReachable(source.name, target.name, fact.ip, fact.ports["probe"]))
     if not ways:
         return ()
     says = "the tasks of the cluster reach each other"
-    return (Stage(name="prove the network", says=says, limit_s=NETWORK_LIMIT_S, until=ways),)
+    return (Stage(name="prove the network", says=says, limit_s=NETWORK_LIMIT_S, until=tuple(ways)),)
 
 
 def _names(gang: Sequence[Member], role: str) -> list[str]:

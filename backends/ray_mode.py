@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from raycontrol.backends import ssh
 from raycontrol.backends.contract import bracketed, environments, merged, start, warnings
-from raycontrol.plan import ASKED, Brief, Cause, Facts, Plan, PlannedRun, RayNodesJoined, Stage
+from raycontrol.plan import ASKED, Brief, Cause, Facts, Plan, PlannedRun, RayNodesJoined, SharedSecret, Stage
 from raycontrol.spec import JobSpec, Member, members
 
 NODE = "ray-node"
@@ -21,6 +21,8 @@ NODE = "ray-node"
 GCS, CLIENT, MONITOR, DASHBOARD = "ray", "ray-client", "ray-monitor", "ray-dashboard"
 """Purposes of the head's ports."""
 TOKEN = "ray/token"
+STOP_TRIES = 100
+"""Tenths of a second that `ray stop` gives the node."""
 JOIN_LIMIT_S = 90.0
 JOIN_INSTANCE_S = 1.0
 """How much longer joining may take for each instance: many may share a machine."""
@@ -55,10 +57,10 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
             start({head: PlannedRun("start", gang[0].command, pipefail=spec.pipefail, cwd=spec.cwd)}),
         ),
         deciders=frozenset([head]),
-        warnings=tuple(warnings(spec, gang)),
+        warnings=tuple(warnings(spec, gang[:1])),
         servers=frozenset(workers),
         dispensable=frozenset(workers if spec.ray.tolerate_worker_loss else ()),
-        secret=TOKEN,
+        secret=SharedSecret(head, TOKEN),
     )
 
 
@@ -147,11 +149,17 @@ for word; do
 done
 case " $* " in *" --help "*) command=help;; esac
 if [ "$command" = stop ]; then
-  read -r pid <"$node/pid"
+  pid=
+  [ -e "$node/pid" ] && read -r pid <"$node/pid"
   if tr '\\0' '\\n' <"/proc/$pid/environ" 2>/dev/null | grep -qxF {shlex.quote("RAYCONTROL_ATTEMPT_ID=" + brief.attempt_id)}; then
     : >"$node/{ASKED}"
     kill -TERM "$pid"
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    tries=0
+    while kill -0 "$pid" 2>/dev/null; do
+      tries=$((tries + 1))
+      [ "$tries" -lt {STOP_TRIES} ] || kill -KILL "$pid" 2>/dev/null
+      sleep 0.1
+    done
     echo "raycontrol: the Ray node of this instance has ended; no other Ray on this machine was touched"
   else
     echo "raycontrol: the Ray node of this instance has ended already"

@@ -1,7 +1,7 @@
 """raycontrol runs training jobs over the nodes of a Ray cluster, by the start commands they already have.
 
-This version runs PyTorch DDP (torchrun, torch.distributed.launch, plain scripts), MPI (mpirun, mpiexec) and Horovod
-(horovodrun); parameter servers and Ray are planned.
+It runs PyTorch DDP (torchrun, torch.distributed.launch, plain scripts), MPI (mpirun, mpiexec), Horovod (horovodrun),
+TensorFlow with and without parameter servers, and Ray programs, which get a Ray cluster of the job's own.
 
 ``Client`` is the door for programs, ``raycontrol`` (the command) the one for people.
 """

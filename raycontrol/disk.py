@@ -131,8 +131,9 @@ def short_folder(link: Path) -> Path:
 def remove_short_folder(link: Path) -> None:
     """Remove what ``short_folder`` has made, and the link when it is gone."""
     folder = link.readlink()
-    if folder.parent == SHORT_PARENT and folder.is_dir() and folder.owner() == link.owner():
-        erase(folder)
+    with suppress(FileNotFoundError):
+        if folder.parent == SHORT_PARENT and folder.lstat().st_uid == link.lstat().st_uid:
+            erase(folder)
     link.unlink(missing_ok=True)
 
 

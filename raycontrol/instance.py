@@ -52,7 +52,7 @@ from raycontrol.plan import (
     Until,
     shell_argv,
 )
-from raycontrol.proofs import RayProofs, SshProofs, reach
+from raycontrol.proofs import RayProofs, SshProofs, UnreachableError, reach
 from raycontrol.shipping import Shipper, ship_outputs
 from raycontrol.spec import Mode, Resources
 from raycontrol.sshd import Endpoint, make_keys
@@ -304,8 +304,7 @@ class Instance:
     async def _write_equipment(self, orders: Orders) -> None:
         self._job_environment = self._environment(orders)
         if orders.secret is not None:
-            own = orders.secret.maker == self._identity.instance
-            secret = self._secret if own else await self._links.secret_of(orders.secret.maker)
+            secret = await self._secret_made_by(orders.secret.maker, orders.limit_s)
             await asyncio.to_thread(self._write_files, {orders.secret.path: secret})
         if not orders.files:
             return
@@ -318,6 +317,18 @@ class Instance:
             launcher = LinkToLauncher(self._links, orders.meeting[0])
             self._gatekeeper = Gatekeeper(self._folder, me, orders.meeting, launcher, self._world_ended)
             await self._gatekeeper.open()
+
+    async def _secret_made_by(self, maker: str, limit_s: float) -> str:
+        if maker == self._identity.instance:
+            return self._secret
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return await self._links.secret_of(maker)
+            except Exception as error:  # any call may fail for a while
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"{self._named} cannot ask {maker} for the job's token") from error
+            await asyncio.sleep(RETRY_S)
 
     def _write_files(self, files: Mapping[str, str]) -> None:
         for path, text in files.items():
@@ -445,12 +456,12 @@ class Instance:
     async def _await_exit(self, name: str, running: process.Process) -> None:
         exit_ = await running.wait()
         await self._tell_lost_connections()
+        lines = await self._last_lines(name)
         try:
-            lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
             cause = backends.explain(self._identity.mode, lines) if exit_.code != 0 else None
         except Exception:  # the exit itself must be told, explained or not
             log.exception("explaining the end of %s", name)
-            lines, cause = [], None
+            cause = None
         followed = self._gatekeeper is not None and self._gatekeeper.has_led_to(exit_.code)
         ended = replace(_ended(exit_, cause, lines), followed=followed)
         self._report(RunExited(exit_.at, self._identity.attempt_id, self._identity.instance, ended))
@@ -458,9 +469,17 @@ class Instance:
         if self._gatekeeper is not None and not self._stopping:
             self._start(self._gatekeeper.start_command_ended())
 
+    async def _last_lines(self, name: str) -> list[str]:
+        """Return the end of a run's log; nothing, if it cannot be read: the exit itself must be told."""
+        try:
+            return list(await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20))
+        except OSError:
+            log.exception("reading the log of %s", name)
+            return []
+
     async def _await_service(self, name: str, running: process.Process) -> None:
         exit_ = await running.wait()
-        lines = await asyncio.to_thread(tail, self._log(name), EXPLAIN_LINES, 1 << 20)
+        lines = await self._last_lines(name)
         me = self._identity
         asked = (self._folder / name / ASKED).exists()
         ended = _ended(exit_, None, lines)

@@ -48,7 +48,8 @@ class Broken:
 class Instance:
     """One instance of the current attempt, as the controller knows it.
 
-    ``passed`` is the number of the last stage it reported as passed; ``quiet`` says that no process of it is left,
+    ``passed`` is the number of the last stage it reported as passed; ``ended`` is how its start command ended,
+    ``service_ended`` how what it runs for the others did (its Ray node); ``quiet`` says that no process of it is left,
     ``closed`` that what it wrote is with the archive too (or that it is lost).
     """
 
@@ -63,6 +64,7 @@ class Instance:
     facts: Facts | None = None
     passed: int = -1
     ended: Ended | None = None
+    service_ended: Ended | None = None
     quiet: bool = False
     closed: bool = False
     note: str | None = None
@@ -76,6 +78,7 @@ class Job:
     (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
     ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot
     succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
+    ``relieved``: the start command has ended itself what served it, as `ray stop` does.
     ``finish_by``: until then a job that has succeeded leaves those alone that may finish (``Plan.finishers``).
     """
 
@@ -99,6 +102,7 @@ class Job:
     broken: Broken | None = None
     failed_worlds: tuple[int, ...] = ()
     finish_by: float | None = None
+    relieved: bool = False
     pending: str | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -96,7 +96,7 @@ def advance(job: Job, event: JobEvent) -> Step:
     notes: list[Note] = []
     after = job
     about: str | None = getattr(event, "instance", None)
-    changed = _DECIDERS[type(event)](job, event)
+    changed = _HANDLERS[type(event)](job, event)
     while changed is not None:
         after, message = changed
         if message:
@@ -154,7 +154,7 @@ def deadline(job: Job) -> float | None:
             ends = [] if limits.run_s is None else [job.since + limits.run_s]
             if job.fault is not None:
                 ends.append(job.fault.at + BROKEN_S)
-            if (left := _left_early(job)) is not None and left.ended is not None:
+            if (left := _left_early(job)) is not None:
                 ends.append(left.ended.at + LEFT_EARLY_S)
             return min(ends, default=None)
         case JobState.STOPPING:
@@ -171,11 +171,11 @@ def _stopping_deadline(job: Job) -> float | None:
     if job.forced:
         return job.since + STOP_SLACK_S
     shipping = all(item.quiet for item in job.instances if not item.closed)
-    graces = 2 if _plan_roles(job).servers else 1  # they are stopped when the others have ended
+    graces = 2 if _known_plan(job).servers else 1  # they are stopped when the others have ended
     return job.since + graces * job.spec.timeouts.grace_s + (SHIPPING_S if shipping else STOP_SLACK_S)
 
 
-# Deciders: one per kind of event; each returns the changed job and what to tell, or None when nothing changes.
+# Handlers: one per kind of event; each returns the changed job and what to tell, or None when nothing changes.
 
 Change = tuple[Job, str | None] | None
 
@@ -189,7 +189,7 @@ def _chosen(job: Job, event: NodesChosen) -> Change:
     )
     placed = _enter(job, JobState.PLACING, Reason.PLACED, event.at)
     placed = replace(placed, reservation=job.reservation + 1, instances=instances, stage=0, pending=None)
-    placed = replace(placed, broken=None, failed_worlds=(), finish_by=None)
+    placed = replace(placed, broken=None, failed_worlds=(), finish_by=None, relieved=False)
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
 
 
@@ -242,7 +242,7 @@ def _exited(job: Job, event: RunExited) -> Change:
     recorded = _with(job, event.instance, ended=replace(ended, last_lines=()), state=InstanceState.EXITED)
     told = f"{event.instance} {verdicts.describe_end(ended)}"
     if job.state is JobState.STOPPING:
-        return _blame_earlier(recorded, instance, ended), told
+        return _acquit(_blame_earlier(recorded, instance, ended)), told
     if ended.ok:
         return recorded, told
     verdict = verdicts.failure(instance, ended, job.broken)
@@ -253,16 +253,24 @@ def _exited(job: Job, event: RunExited) -> Change:
 def _service_ended(job: Job, event: ServiceEnded) -> Change:
     """An end that the start command asked for is only told; any other fails the attempt, unless the spec allows it."""
     instance = job.instance(event.instance)
+    if instance.service_ended is not None or instance.state is InstanceState.LOST:
+        return None
     told = f"{event.instance}: its {event.run} {verdicts.describe_end(event.ended)}"
+    unasked = not event.asked and not job.relieved
+    job = _with(job, event.instance, service_ended=replace(event.ended, last_lines=()))
     if job.state is JobState.STOPPING:
-        return _blame_earlier_service(job, instance, event), None
-    if job.state not in (JobState.STARTING, JobState.RUNNING) or event.asked:
+        return (_blame_service(job, event, told) if unasked else job), None
+    if job.state not in (JobState.STARTING, JobState.RUNNING):
         return job, told
-    if job.state is JobState.RUNNING and event.instance in _plan_roles(job).dispensable:
+    plan = _known_plan(job)
+    if not unasked:
+        # Without the head's node the others end by themselves some time later.
+        return replace(job, relieved=job.relieved or event.instance not in plan.servers), told
+    if job.state is JobState.RUNNING and event.instance in plan.dispensable:
         return _with(job, event.instance, state=InstanceState.EXITED, note=told), told
     verdict = verdicts.service_failure(instance, event.run, event.ended)
     stopped, message = _stop(job, event.at, verdict, because=f"{event.instance} failed")
-    return replace(stopped, failed_at=event.ended.at), message
+    return replace(_with(stopped, event.instance, note=told), failed_at=event.ended.at), message
 
 
 def _world_broken(job: Job, event: WorldBroken) -> Change:
@@ -314,7 +322,7 @@ def _lost(job: Job, event: InstanceLost) -> Change:
     told = f"{event.instance} on {instance.node_name} was lost: {event.why}"
     if job.state is JobState.STOPPING:
         return lost, told
-    if job.state is JobState.RUNNING and event.instance in _plan_roles(job).dispensable:
+    if job.state is JobState.RUNNING and event.instance in _known_plan(job).dispensable:
         return lost, told
     verdict = Verdict(reason=Reason.INSTANCE_LOST, summary=told, instance=event.instance)
     return _stop(lost, event.at, verdict, because=f"{event.instance} was lost")
@@ -357,7 +365,7 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
             return _requeue(job, event.at, f"the nodes were not ready within {PLACING_S:g} s")
         case JobState.STOPPING if job.finish_by is not None:
             late = ", ".join(item.name for item in _finishing(job))
-            plan = _plan_roles(job)
+            plan = _known_plan(job)
             told = f"{late} did not finish within {plan.finish_s:g} s: ending it"
             return replace(job, since=event.at, finish_by=None), told
         case JobState.STOPPING if not job.forced:
@@ -366,14 +374,14 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
             return _give_up(job), "instances that do not answer are given up as lost"
         case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
             return _stop_broken(job, job.fault, event.at)
-        case JobState.RUNNING if _is_past(_left_early(job), event.at):
-            return _stop_left(job, event.at)
+        case JobState.RUNNING if (left := _left_early(job)) is not None and _is_past(left, event.at):
+            return _stop_left(job, left, event.at)
         case _:
             verdict = verdicts.timeout(job)
             return _stop(job, event.at, verdict, because=verdict.summary)
 
 
-_DECIDERS: dict[type, Callable[..., Change]] = {
+_HANDLERS: dict[type, Callable[..., Change]] = {
     NodesChosen: _chosen,
     PlacementDeferred: _deferred,
     NodesReserved: _reserved,
@@ -438,7 +446,7 @@ def _succeed(job: Job, at: float) -> tuple[Job, str]:
     """Enter STOPPING as a success; those that may finish get their time."""
     told = "every start command that decides exited 0"
     stopping = _enter(replace(job, after=JobState.SUCCEEDED), JobState.STOPPING, Reason.COMPLETED, at)
-    finish_s = _plan_roles(job).finish_s
+    finish_s = _known_plan(job).finish_s
     finishing = ", ".join(item.name for item in _finishing(job))
     if not finishing or finish_s == 0:
         return stopping, told
@@ -447,25 +455,36 @@ def _succeed(job: Job, at: float) -> tuple[Job, str]:
 
 def _finishing(job: Job) -> list[Instance]:
     """Return those that may go on when the deciders have ended, and do."""
-    return [item for item in job.instances if item.name in _plan_roles(job).finishers and _works(item)]
+    finishers = _known_plan(job).finishers
+    return [item for item in job.instances if item.name in finishers and _works(item)]
 
 
 def _works(item: Instance) -> bool:
     return item.ended is None and not item.quiet and not item.closed and item.state is not InstanceState.LOST
 
 
-def _left_early(job: Job) -> Instance | None:
-    """Return the first instance that serves the others and exited 0 although its work is not done."""
-    servers = _plan_roles(job).servers
-    left = [item for item in job.instances if item.name in servers and item.ended is not None]
-    return min(left, key=lambda item: item.ended.at if item.ended else 0.0, default=None)
+class Left(NamedTuple):
+    """An instance that serves the others and has exited 0."""
+
+    instance: Instance
+    ended: Ended
 
 
-def _is_past(left: Instance | None, at: float) -> bool:
-    return left is not None and left.ended is not None and at >= left.ended.at + LEFT_EARLY_S
+def _left_early(job: Job) -> Left | None:
+    """Return the first server whose start command has ended; before the deciders have, that is too early."""
+    plan = _known_plan(job)
+    servers = plan.servers - plan.deciders
+    left = [
+        Left(item, item.ended) for item in job.instances if item.name in servers and item.ended is not None
+    ]
+    return min(left, key=lambda found: found.ended.at, default=None)
 
 
-def _plan_roles(job: Job) -> Plan:
+def _is_past(left: Left | None, at: float) -> bool:
+    return left is not None and at >= left.ended.at + LEFT_EARLY_S
+
+
+def _known_plan(job: Job) -> Plan:
     """Return the plan; as long as there is none nothing of a job runs, and nobody has a part in it."""
     try:
         return plan_of(job)
@@ -520,11 +539,24 @@ def _stop_broken(job: Job, fault: Broken, at: float) -> tuple[Job, str]:
     return _stop(job, at, verdicts.broken_world(fault), because=f"{fault.instance}: {fault.message}")
 
 
-def _stop_left(job: Job, at: float) -> tuple[Job, str]:
-    left = _left_early(job)
-    assert left is not None and left.ended is not None
-    stopped, message = _stop(job, at, verdicts.left_early(left), because=f"{left.name} left early")
+def _stop_left(job: Job, left: Left, at: float) -> tuple[Job, str]:
+    verdict = verdicts.left_early(left.instance)
+    stopped, message = _stop(job, at, verdict, because=f"{left.instance.name} left early")
     return replace(stopped, failed_at=left.ended.at), message
+
+
+def _acquit(job: Job) -> Job:
+    """Let a job succeed after all that failed because of a server that left early, when all deciders had ended in time:
+    news of them waits while the controller is away.
+    """
+    left = _left_early(job)
+    if left is None or job.verdict != verdicts.left_early(left.instance) or not _decided(job):
+        return job
+    deciders = _known_plan(job).deciders
+    ends = [item.ended.at for item in job.instances if item.name in deciders and item.ended is not None]
+    if max(ends) >= left.ended.at + LEFT_EARLY_S:
+        return job
+    return replace(job, after=JobState.SUCCEEDED, reason=Reason.COMPLETED, verdict=None, failed_at=None)
 
 
 def _fail_late(job: Job, verdict: Verdict) -> Job:
@@ -570,7 +602,7 @@ def _to_stop(job: Job, living: list[Instance]) -> list[Instance]:
     """Return who has to end now: those that serve the others when these have ended, which may need them to save their work."""
     if job.forced:
         return living
-    plan = _plan_roles(job)
+    plan = _known_plan(job)
     finishing = plan.finishers if job.finish_by is not None else frozenset[str]()
     clients = [item for item in living if item.name not in plan.servers and item.name not in finishing]
     held = finishing | (plan.servers if any(map(_works, clients)) else frozenset())
@@ -588,14 +620,14 @@ def _blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     return _mark_peers(_with(job, instance.name, note=None), because=f"{instance.name} failed")
 
 
-def _blame_earlier_service(job: Job, instance: Instance, event: ServiceEnded) -> Job:
-    """Let the verdict name a service whose end, not asked for, was before that of the start command that failed."""
-    unasked = not event.asked and event.ended.sender is None
-    if not unasked or job.failed_at is None or event.ended.at >= job.failed_at:
+def _blame_service(job: Job, event: ServiceEnded, told: str) -> Job:
+    """Let the verdict name a service that ended by itself before the start command failed."""
+    if event.ended.sender is not None or job.failed_at is None or event.ended.at >= job.failed_at:
         return job
+    instance = job.instance(event.instance)
     verdict = verdicts.service_failure(instance, event.run, event.ended)
     job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=event.ended.at)
-    return _mark_peers(job, because=f"{instance.name} failed")
+    return _mark_peers(_with(job, instance.name, note=told), because=f"{instance.name} failed")
 
 
 def _blames_a_follower(job: Job) -> bool:

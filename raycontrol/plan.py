@@ -137,6 +137,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class SharedSecret:
+    """A secret of the attempt: which instance makes it, and the file below every private folder that holds it."""
+
+    maker: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The whole of what will be done.
 
@@ -145,10 +153,9 @@ class Plan:
     (it comes first on PATH); ``deciders`` are the instances whose start commands must all exit 0 for the attempt
     to succeed; ``meeting`` are those whose calls of MPI launchers belong together, the launcher first.
 
-    ``servers`` work for the others and not for themselves: to end before the deciders have is a failure, also with exit 0,
-    unless they are ``dispensable``; they are stopped when the others have ended. ``finishers`` may go on for
-    ``finish_s`` seconds after the deciders. ``secret`` is a file, below every private folder, with a secret of this
-    attempt that INDEX 0 makes.
+    ``servers`` work for the others and not for themselves: they are stopped when the others have ended, and one that
+    ends before the deciders has failed, also with exit 0, unless it is a decider itself or ``dispensable``. ``finishers`` may go on for
+    ``finish_s`` seconds after the deciders. ``secret`` is known to all instances, and to nobody else.
     """
 
     mode: str
@@ -162,15 +169,7 @@ class Plan:
     dispensable: frozenset[str] = frozenset()
     finishers: frozenset[str] = frozenset()
     finish_s: float = 0.0
-    secret: str | None = None
-
-
-@dataclass(frozen=True)
-class SharedSecret:
-    """A secret of the attempt: which instance has made it, and the file below the private folder that holds it."""
-
-    maker: str
-    path: str
+    secret: SharedSecret | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def orders(plan: Plan, stage: int, instance: str) -> Orders:
         runs=tuple(work.runs.get(instance, ())),
         until=tuple(condition for condition in work.until if condition.source == instance),
         meeting=plan.meeting,
-        secret=SharedSecret(next(iter(plan.environment)), plan.secret) if plan.secret else None,
+        secret=plan.secret,
     )
 
 
@@ -238,9 +237,11 @@ def render(plan: Plan) -> str:
             f"MPI launchers are one call of {', '.join(plan.meeting)}; it starts on {plan.meeting[0]}"
         )
     if plan.servers:
-        lines.append(f"{_names(plan.servers)}: end when the others have; {_early(plan)}")
+        lines.append(f"{_names(plan.servers)}: stopped when the others have ended; {_early(plan)}")
     if plan.finishers:
         lines.append(f"{_names(plan.finishers)}: may go on for {plan.finish_s:g} s after that")
+    if plan.secret is not None:
+        lines.append(f"{plan.secret.maker} makes a secret, which every instance has in {plan.secret.path}")
     for name, variables in plan.environment.items():
         group, role = variables.get("RAYCONTROL_GROUP"), variables.get("RAYCONTROL_ROLE")
         lines.append(f"\n{name} (group {group}, role {role}):")
@@ -261,9 +262,8 @@ def _names(names: frozenset[str]) -> str:
 
 
 def _early(plan: Plan) -> str:
-    return (
-        "to end earlier is no failure" if plan.servers <= plan.dispensable else "to end earlier is a failure"
-    )
+    may_end = plan.servers <= plan.dispensable | plan.deciders
+    return "to end earlier is no failure" if may_end else "to end earlier is a failure"
 
 
 def _describe(condition: Until) -> str:

@@ -1,4 +1,6 @@
-"""What an instance proves before anything starts: that it reaches the others, by TCP or through the job's own ssh."""
+"""What an instance proves before the start command runs: that it reaches the others, by TCP, through the job's own ssh, or
+as nodes of the job's own Ray cluster.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ JOINED_PROGRAM = "raynodes.py"
 
 
 class UnreachableError(RaycontrolError):
-    """Two instances of a job cannot reach each other."""
+    """Instances of a job cannot reach each other, or have not found together."""
 
 
 async def reach(own: str, target: TcpReachable, deadline: float) -> None:
@@ -78,28 +80,18 @@ class SshProofs:
             await asyncio.sleep(RETRY_S)
 
     async def _try(self, target: str, deadline: float) -> tuple[process.Exit, str]:
-        """Run it once; return how it ended and what it said. Nothing of it is left then, also when this is cancelled."""
+        """Run it once; return how it ended and what it said."""
         number = next(self._numbers)
-        folder = self._folder / str(number)
-        proof = await process.start(
-            process.Run(
-                name=f"prove-ssh-{number}",
-                argv=(str(self._ssh), "-n", target, "true"),
-                env=self._environment,
-                cwd="/",
-                folder=str(folder),
-                mark=self._mark,
-            )
+        run = process.Run(
+            name=f"prove-ssh-{number}",
+            argv=(str(self._ssh), "-n", target, "true"),
+            env=self._environment,
+            cwd="/",
+            folder=str(self._folder / str(number)),
+            mark=self._mark,
         )
-        try:
-            exit_ = await asyncio.wait_for(proof.gone(), max(RETRY_S, deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            exit_ = await proof.kill("it takes too long")
-        finally:
-            await asyncio.shield(asyncio.ensure_future(proof.kill("the proof is over")))
-        words = " ".join(await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096))
-        await asyncio.to_thread(remove_tree, folder)
-        return exit_, words
+        exit_, lines = await _run_to_its_end(run, max(RETRY_S, deadline - time.monotonic()))
+        return exit_, " ".join(lines)
 
 
 class RayProofs:
@@ -121,27 +113,32 @@ class RayProofs:
     async def joined(self, wanted: RayNodesJoined, deadline: float) -> None:
         """Wait until all have joined, or until the deadline (monotonic); then say who is missing."""
         limit_s = deadline - time.monotonic()
-        folder = self._folder / "ray-nodes"
-        proof = await process.start(
-            process.Run(
-                name="prove-ray-nodes",
-                argv=("python3", self._program, self._address, str(len(wanted.instances)), f"{limit_s:.1f}"),
-                env=self._environment,
-                cwd="/",
-                folder=str(folder),
-                mark=self._mark,
-            )
+        run = process.Run(
+            name="prove-ray-nodes",
+            argv=("python3", self._program, self._address, str(len(wanted.instances)), f"{limit_s:.1f}"),
+            env=self._environment,
+            cwd="/",
+            folder=str(self._folder / "ray-nodes"),
+            mark=self._mark,
         )
-        try:
-            exit_ = await asyncio.wait_for(proof.gone(), limit_s + RAY_SLACK_S)
-        except asyncio.TimeoutError:
-            exit_ = await proof.kill("it takes too long")
-        finally:
-            await asyncio.shield(asyncio.ensure_future(proof.kill("the proof is over")))
-        lines = await asyncio.to_thread(tail, folder / process.LOG_FILE, 5, 4096)
-        await asyncio.to_thread(remove_tree, folder)
+        exit_, lines = await _run_to_its_end(run, limit_s + RAY_SLACK_S)
         if exit_.code != 0:
-            raise UnreachableError(f"{self._own}: {_who_is_missing(wanted.instances, lines)}")
+            said = lines or ([exit_.error] if exit_.error else [])
+            raise UnreachableError(f"{self._own}: {_who_is_missing(wanted.instances, said)}")
+
+
+async def _run_to_its_end(run: process.Run, limit_s: float) -> tuple[process.Exit, list[str]]:
+    """Run a proof; return how it ended and what it said last. Nothing of it is left then, also when this is cancelled."""
+    proof = await process.start(run)
+    try:
+        exit_ = await asyncio.wait_for(proof.gone(), limit_s)
+    except asyncio.TimeoutError:
+        exit_ = await proof.kill("it takes too long")
+    finally:
+        await asyncio.shield(asyncio.ensure_future(proof.kill("the proof is over")))
+    lines = await asyncio.to_thread(tail, Path(run.folder) / process.LOG_FILE, 5, 4096)
+    await asyncio.to_thread(remove_tree, Path(run.folder))
+    return exit_, list(lines)
 
 
 def _who_is_missing(instances: Sequence[str], lines: Sequence[str]) -> str:

@@ -211,6 +211,9 @@ RESERVED = frozenset(
 )
 """Variables that only raycontrol sets; so is every name that starts with ``RAYCONTROL_``."""
 
+RAY_RESERVED = frozenset(["RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"])
+"""Variables that a user may set, but not in mode ray."""
+
 EnvName = Annotated[
     Text,
     _rule(
@@ -297,7 +300,7 @@ class RayOptions(Part):
     dashboard: Bool = False
     """Start Ray's dashboard on the head, and with it `ray job submit`."""
     tolerate_worker_loss: Bool = False
-    """Go on when a worker's Ray node ends or its machine is lost; by default the job fails."""
+    """Go on when the Ray node of a worker ends or its machine is lost while the job runs; by default the job fails."""
 
 
 def _given(value: Any) -> Any:

@@ -18,6 +18,7 @@ from raycontrol.specparts import (
     LEAST_RAY_MEMORY,
     MAX_INSTANCES,
     MAX_WORKER_GROUPS,
+    RAY_RESERVED,
     ROLES,
     SINGLE_ROLE,
     Group,
@@ -69,7 +70,7 @@ def checked(
 def _written(data: Mapping[Any, Any]) -> dict[Any, Any]:
     """``data`` without what is null (a field with nothing after its colon was not given; an empty group is a group)."""
     fields = {key: value for key, value in data.items() if value is not None}
-    for part in ("resources", "timeouts"):
+    for part in ("resources", "timeouts", "ray"):
         if isinstance(fields.get(part), dict):
             fields[part] = {key: value for key, value in fields[part].items() if value is not None}
     groups = fields.get("groups")
@@ -247,8 +248,15 @@ class _Sum:
             yield self._only_for(Mode.PS, ("success",))
         if spec.mode is not Mode.PS and spec.timeouts.evaluator_wait_s != Timeouts().evaluator_wait_s:
             yield self._only_for(Mode.PS, ("timeouts", "evaluator_wait_s"))
-        if spec.mode is not Mode.RAY and spec.ray != RayOptions():
-            yield self._only_for(Mode.RAY, ("ray",))
+        if spec.mode is not Mode.RAY:
+            if spec.ray != RayOptions():
+                yield self._only_for(Mode.RAY, ("ray",))
+            return
+        envs: list[tuple[Keys, Mapping[str, str | None]]] = [(("env",), spec.env)]
+        envs += [(("groups", name, "env"), group.env) for name, group in spec.groups.items()]
+        for path, env in envs:
+            for name in env.keys() & RAY_RESERVED:
+                yield Problem((*path, name), "is set by raycontrol itself in mode ray and must not be given")
 
     def _only_for(self, mode: Mode, path: Keys) -> Problem:
         return Problem(path, f"is for mode {mode} only, not {self._spec.mode}")
@@ -263,7 +271,7 @@ class _Sum:
                     "cpu",
                     found.cpu,
                     found.cpu != int(found.cpu),
-                    "must be a whole number in mode ray: a Ray node has whole CPUs, and 0.7 would become 0",
+                    f"must be a whole number in mode ray: Ray nodes have whole CPUs, {found.cpu:g} would become {int(found.cpu)}",
                 ),
                 (
                     "memory",

@@ -199,11 +199,14 @@ def test_success_of_all_waits_for_every_instance(cluster: Cluster) -> None:
 
 
 def test_logs_of_one_group(cluster: Cluster) -> None:
+    said = "; ".join(
+        f"until [ -e {cluster.hosts.shared}/said-ps-{number} ]; do sleep 0.05; done" for number in range(2)
+    )
     spec = spec_file(
         cluster,
         "groups",
-        command="echo I am $RAYCONTROL_INSTANCE; [ $RAYCONTROL_ROLE = worker ] || exec sleep 1000",
-        groups={"ps": {"count": 2}, "worker": {"count": 2}},
+        command=f"echo I am $RAYCONTROL_INSTANCE; touch {cluster.hosts.shared}/said-$RAYCONTROL_INSTANCE; {STAYS}",
+        groups={"ps": {"count": 2}, "worker": {"count": 2, "command": f"echo I am one; {said}"}},
         **TWO_A_HOST,
     )
     ran = succeeded(cluster, 0, spec)

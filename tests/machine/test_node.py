@@ -404,3 +404,20 @@ def test_a_link_that_leads_elsewhere_removes_nothing(scratch: Path, shelf: Shelf
         assert treasure.is_dir()
 
     play(story())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_short_folder_of_somebody_without_a_name_is_left_alone(scratch: Path, shelf: Shelf) -> None:
+    async def story() -> None:
+        node = Node(str(scratch), shelf.read)
+        link = scratch / "jobs" / "job" / "runs" / "job.0" / "head-0" / TEMP_LINK
+        link.parent.mkdir(parents=True)
+        folder = short_folder(link)
+        try:
+            os.chown(folder, 54321, 54321)
+            await node.release("job", "job.0", last=True)
+            assert folder.is_dir()
+        finally:
+            folder.rmdir()
+
+    play(story())

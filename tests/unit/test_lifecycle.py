@@ -616,7 +616,10 @@ def test_a_job_for_which_no_plan_can_be_made_fails_before_anything_starts() -> N
     assert (where(step.job), step.job.reason) == ("STOPPING>FAILED", Reason.PLAN_FAILED)
     assert told(step.commands) == "stop master-0 10 s, stop worker-0 10 s"
     assert step.job.verdict is not None
-    assert step.job.verdict.summary == "mode ray needs a port for 'ray', which an instance has not reported"
+    assert (
+        step.job.verdict.summary
+        == "mode ray needs a port for 'ray-monitor', which an instance has not reported"
+    )
 
 
 # Deadlines.

@@ -11,8 +11,8 @@ from raycontrol.events import (
     InstanceClosed,
     InstanceLost,
     InstancePrepared,
-    JobEvent,
     NodesChosen,
+    NodesReleased,
     NodesReserved,
     RunExited,
     RunsGone,
@@ -23,7 +23,7 @@ from raycontrol.events import (
     TimePassed,
 )
 from raycontrol.job import Ended, Job, plan_of
-from raycontrol.lifecycle import LEFT_EARLY_S, STOP_SLACK_S, advance, deadline, duties
+from raycontrol.lifecycle import LEFT_EARLY_S, STOP_SLACK_S, Step, advance, deadline, duties
 from raycontrol.placement import Assignment
 from raycontrol.plan import Facts
 from raycontrol.spec import Group, JobSpec, Mode, RayOptions, Success, Timeouts, members
@@ -124,6 +124,11 @@ def test_and_none_after_it(name: str) -> None:
     assert job.after is JobState.SUCCEEDED
 
 
+def test_a_node_that_a_worker_has_ended_itself_leaves_the_others_needed() -> None:
+    job = after(ray_job(), node_ended("worker-0", asked=True), node_ended("worker-1"))
+    assert job.after is JobState.FAILED
+
+
 # Evaluators.
 
 
@@ -161,6 +166,20 @@ def test_a_server_that_exits_0_early_fails_the_attempt_unless_the_deciders_follo
     assert job.verdict.summary == "ps-1 on host-ps-1 exited 0 before the job's work was done"
 
 
+def test_news_of_deciders_that_waits_for_the_controller_is_not_too_late() -> None:
+    """It was away for longer than the deciders have; its clock is the first that it hears."""
+    failed = after(ps_job(), exited("ps-1", at=1020.0), TimePassed(1060.0))
+    assert failed.after is JobState.FAILED
+    job = after(failed, exited("chief-0", at=1021.0))
+    assert (job.after, job.reason, job.verdict) == (JobState.SUCCEEDED, Reason.COMPLETED, None)
+    for too_late in (
+        exited("chief-0", at=1031.0),
+        exited("chief-0", code=3, at=1021.0),
+        exited("worker-0", at=1021.0),
+    ):
+        assert after(failed, too_late).after is JobState.FAILED
+
+
 def test_servers_are_stopped_when_those_that_use_them_have_saved_their_work() -> None:
     job = after(ps_job(), StopRequested(1040.0, "asked by ada"))
     users = ("chief-0", "worker-0", "worker-1", "evaluator-0")
@@ -170,6 +189,11 @@ def test_servers_are_stopped_when_those_that_use_them_have_saved_their_work() ->
         assert "ps-0" not in being_stopped(job)
         job = after(job, RunsGone(1041.0, ATTEMPT, name))
     assert {"ps-0", "ps-1"} <= being_stopped(job)
+
+
+def test_so_are_those_that_have_to_exit_0_themselves() -> None:
+    job = after(ps_job(success=Success.ALL), exited("worker-0", code=3))
+    assert being_stopped(job) == {"chief-0", "worker-0", "worker-1", "evaluator-0"}
 
 
 def test_by_force_all_are_stopped_at_once() -> None:
@@ -187,6 +211,7 @@ def test_a_ray_node_that_ends_fails_the_job(name: str) -> None:
     assert job.verdict is not None
     assert job.verdict.summary == f"{name} on host-{name}: its ray-node exited 1"
     assert job.verdict.last_lines == ("raylet died",)
+    assert job.instance(name).note == f"{name}: its ray-node exited 1"
 
 
 def test_a_start_command_that_fails_after_a_node_has_ended_is_not_the_first_cause() -> None:
@@ -197,7 +222,7 @@ def test_a_start_command_that_fails_after_a_node_has_ended_is_not_the_first_caus
 
 
 def test_a_node_that_the_start_command_has_ended_itself_is_no_failure() -> None:
-    job = after(ray_job(), node_ended("head-0", asked=True))
+    job = after(ray_job(), node_ended("head-0", asked=True), node_ended("worker-0", at=1080.0))
     assert job.state is JobState.RUNNING
     assert after(job, exited("head-0")).after is JobState.SUCCEEDED
 
@@ -211,6 +236,8 @@ def test_the_loss_of_a_worker_can_be_tolerated() -> None:
         InstanceState.EXITED,
         InstanceState.LOST,
     ]
+    assert advance(job, node_ended("worker-0", at=1022.0)).job == job  # told again
+    assert advance(job, node_ended("worker-1", at=1022.0)).job == job  # told late
     assert after(job, exited("head-0")).after is JobState.SUCCEEDED
     for event in (node_ended("head-0"), InstanceLost(1021.0, ATTEMPT, "head-0", "its node left")):
         assert after(tolerant, event).after is JobState.FAILED
@@ -229,9 +256,7 @@ def test_worker_nodes_are_stopped_when_the_head_has_nothing_left() -> None:
 
 
 def test_a_job_that_is_over_stays_as_it_is() -> None:
-    closed: list[JobEvent] = [
-        InstanceClosed(1050.0, ATTEMPT, f"{name}") for name in ("head-0", "worker-0", "worker-1")
-    ]
-    job = after(ray_job(), exited("head-0"), *closed)
-    assert deadline(job) is None
-    assert after(job, node_ended("worker-0", at=1010.0)).after is JobState.SUCCEEDED
+    closed = [InstanceClosed(1050.0, ATTEMPT, name) for name in ("head-0", "worker-0", "worker-1")]
+    job = after(ray_job(), exited("head-0"), *closed, NodesReleased(1051.0, ATTEMPT))
+    assert job.state is JobState.SUCCEEDED
+    assert advance(job, node_ended("worker-0", at=1010.0)) == Step(job)

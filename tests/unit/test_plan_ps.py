@@ -104,7 +104,12 @@ def test_who_decides_serves_and_may_finish() -> None:
     assert (made.finishers, made.finish_s) == ({"evaluator-0"}, 300)
     assert plan(spec(ps={}, worker={"count": 2})).deciders == {"worker-0", "worker-1"}
     everybody = plan(ALL.model_copy(update={"success": Success.ALL}))
-    assert (len(everybody.deciders), everybody.servers, everybody.finishers) == (6, frozenset(), frozenset())
+    assert (len(everybody.deciders), everybody.servers, everybody.finishers) == (
+        6,
+        {"ps-0", "ps-1"},
+        frozenset(),
+    )
+    assert "to end earlier is no failure" in render(everybody)
 
 
 def test_everybody_but_the_evaluator_proves_its_way_to_those_it_talks_to() -> None:
@@ -113,6 +118,9 @@ def test_everybody_but_the_evaluator_proves_its_way_to_those_it_talks_to() -> No
     tasks = {"chief-0", "ps-0", "ps-1", "worker-0", "worker-1"}
     expected = {(name, "chief-0") for name in tasks} | {("chief-0", name) for name in tasks}
     expected |= {(name, server) for name in tasks for server in ("ps-0", "ps-1")}
+    expected -= {(one, other) for one in ("ps-0", "ps-1") for other in ("ps-0", "ps-1")}
+    order = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1")
+    expected |= set(zip(order, (*order[1:], order[0]), strict=True))
     assert ways == {(source, target) for source, target in expected if source != target}
     assert set(start.runs) == tasks | {"evaluator-0"}
     assert [stage.name for stage in plan(spec(ps={"count": 0}, worker={})).stages] == ["start"]
@@ -121,7 +129,7 @@ def test_everybody_but_the_evaluator_proves_its_way_to_those_it_talks_to() -> No
 def test_a_plan_is_said_in_words() -> None:
     text = render(plan(ALL))
     assert "mode ps, 6 instances; success when these exit 0: chief-0" in text
-    assert "ps-0, ps-1: end when the others have; to end earlier is a failure" in text
+    assert "ps-0, ps-1: stopped when the others have ended; to end earlier is a failure" in text
     assert "evaluator-0: may go on for 300 s after that" in text
 
 

@@ -130,7 +130,8 @@ def test_a_plain_ray_init_finds_the_jobs_own_cluster() -> None:
 
 def test_the_token_is_named_and_not_in_the_plan() -> None:
     made = plan()
-    assert made.secret == "ray/token"
+    assert made.secret == SharedSecret("head-0", "ray/token")
+    assert "head-0 makes a secret, which every instance has in ray/token" in render(made)
     assert orders(made, 0, "worker-1").secret == SharedSecret("head-0", "ray/token")
 
 
@@ -158,12 +159,12 @@ def test_a_task_that_was_killed_for_memory_is_worth_advice() -> None:
     [
         (
             {"resources": {"cpu": 0.7}},
-            "resources.cpu: must be a whole number in mode ray: a Ray node has whole CPUs, and 0.7 would become 0, got 0.7",
+            "resources.cpu: must be a whole number in mode ray: Ray nodes have whole CPUs, 0.7 would become 0, got 0.7",
         ),
         (
             {"nodes": None, "groups": {"worker": {"count": 2, "resources": {"cpu": 1.5}}}},
-            "groups.worker.resources.cpu: must be a whole number in mode ray: a Ray node has whole CPUs, and 0.7 would "
-            "become 0, got 1.5",
+            "groups.worker.resources.cpu: must be a whole number in mode ray: Ray nodes have whole CPUs, 1.5 would "
+            "become 1, got 1.5",
         ),
         (
             {"resources": {"memory": "64MiB"}},
@@ -178,6 +179,10 @@ def test_a_task_that_was_killed_for_memory_is_worth_advice() -> None:
             {"nodes": None, "groups": {"head": {}, **{f"w{number}": {} for number in range(6)}}},
             "groups: must have at most 5 groups of workers, got 6",
         ),
+        (
+            {"env": {"RAY_AUTH_MODE": "disabled"}},
+            "env.RAY_AUTH_MODE: is set by raycontrol itself in mode ray and must not be given",
+        ),
         ({"mode": "ddp", "ray": {"dashboard": True}}, "ray: is for mode ray only, not ddp"),
         ({"ray": {"dashbord": True}}, "ray.dashbord: unknown field, did you mean dashboard?"),
     ],
@@ -186,6 +191,11 @@ def test_one_fault(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(SpecError) as raised:
         JobSpec.from_dict({"command": "train", "mode": "ray", "nodes": 2, **fields})
     assert [str(found) for found in raised.value.faults] == [fault]
+
+
+def test_null_means_not_given_in_ray_too() -> None:
+    job = JobSpec.from_dict({"command": "x", "mode": "ray", "ray": {"dashboard": None}})
+    assert not job.ray.dashboard
 
 
 def test_five_groups_of_workers_are_enough_for_anybody() -> None:
