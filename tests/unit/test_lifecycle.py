@@ -24,6 +24,7 @@ from raycontrol.events import (
     ReserveNodes,
     RunExited,
     RunsGone,
+    ServiceEnded,
     StopInstance,
     StopRequested,
     TimePassed,
@@ -73,6 +74,8 @@ EVENTS: dict[str, JobEvent] = {
     "noted": InstanceNoted(1020.0, ATTEMPT, "worker-0", "its log waits on the node"),
     "world broken": WorldBroken(1020.0, ATTEMPT, "worker-0", "prted was ended by signal 9"),
     "world failed": WorldFailed(1020.0, ATTEMPT, "worker-0", 1),
+    "service ended": ServiceEnded(1020.0, ATTEMPT, "worker-0", "ray-node", Ended(at=1020.0, code=1)),
+    "runs gone": RunsGone(1020.0, ATTEMPT, "worker-0"),
     "closed": closed("worker-0", 1020.0),
     "lost": InstanceLost(1020.0, ATTEMPT, "worker-0", "its node left the cluster"),
     "released": NodesReleased(1020.0, ATTEMPT),
@@ -125,6 +128,21 @@ noted          | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 noted          | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 noted          | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
 noted          | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+service ended  | placing      | PLACING            | PLACED          |
+service ended  | preparing    | PREPARING          | PLACED          |
+service ended  | starting     | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
+service ended  | last_stage   | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
+service ended  | running      | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
+service ended  | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
+service ended  | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
+service ended  | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
+service ended  | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+service ended  | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+runs gone      | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
+runs gone      | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
+runs gone      | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
+runs gone      | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+runs gone      | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
 world broken   | starting     | STARTING           | PLACED          |
 world broken   | last_stage   | STARTING           | PLACED          |
 world broken   | running      | RUNNING            | STARTED         |
