@@ -44,7 +44,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.param(LAUNCH, 2, 2, id="launch on two GPUs", marks=long),
         pytest.param("torchrun steps.py", 1, 1, id="torchrun on one GPU", marks=long),
         pytest.param("torchrun steps.py", 2, 2, id="torchrun on two GPUs"),
-        pytest.param("python steps.py", 1, 1, id="no launcher, one GPU"),
+        pytest.param("python steps.py", 1, 1, id="no launcher, one GPU", marks=long),
         pytest.param("python steps.py", 2, 1, id="no launcher, two GPUs", marks=long),
     ],
 )
@@ -71,7 +71,10 @@ def test_a_rendezvous_on_any_host_of_the_job(
     assert_equal_to(alone, ran)
 
 
-@pytest.mark.parametrize(("config", "processes"), [("launch", 6), ("c10d", 6), ("plain", 2)])
+@pytest.mark.parametrize(
+    ("config", "processes"),
+    [pytest.param("launch", 6, marks=long), ("c10d", 6), pytest.param("plain", 2, marks=long)],
+)
 def test_the_example_configs_learn_to_read_digits(cluster: Cluster, config: str, processes: int) -> None:
     """``job.yaml``, the fourth, is run in test_submission.py."""
     ran = succeeded(cluster, 0, CONFIGS / f"{config}.yaml")

@@ -56,6 +56,7 @@ def test_a_host_that_loses_power_ends_the_gang_and_its_log_is_kept(doomed: Clust
     assert doomed.raycontrol(0, "run", "--nodes", "2", "--", "true", timeout_s=120).returncode == 0
 
 
+@pytest.mark.long
 def test_a_raylet_that_is_killed_takes_its_processes_along(doomed: Cluster) -> None:
     job = doomed.raycontrol(0, "submit", "--nodes", "3", "--", SPEAKS, check=True).stdout.strip()
     wait_until(lambda: lines(doomed, job, 3), 90, "every instance's line is in the archive")

@@ -102,7 +102,10 @@ exit $code
 """
 
 
-@pytest.mark.parametrize("options", [(), LAUNCHER], ids=["every instance", "launcher"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="every instance", marks=pytest.mark.long), pytest.param(LAUNCHER, id="launcher")],
+)
 def test_daemons_that_end_after_their_launcher_are_not_lost(
     cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

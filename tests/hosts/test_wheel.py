@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests import wheels
 from tests.cluster_state import nothing_left
 from tests.hosts.conftest import Cluster
@@ -12,6 +14,7 @@ from tests.hosts.network import Hosts
 SAYS = "import raycontrol.instance as m, os; print(m.__file__, os.environ['INDEX'])"
 
 
+@pytest.mark.long
 def test_a_job_over_three_hosts_from_the_installed_wheel(needs_hosts: None, tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     packages = wheels.install(wheels.build(tmp_path / "sources"), venv)
