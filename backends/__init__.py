@@ -95,7 +95,7 @@ def local_environment(mode: Mode) -> dict[str, str]:
 def _of_a_job(name: str, value: str) -> bool:
     """Whether a variable names what only a job has: files, the agent, a network of several nodes, a Ray cluster."""
     of_mpi = value == AGENT or name.endswith(("_if_include", "HYDRA_IFACE"))
-    of_ray = name.startswith(("HEAD_", "RAY_")) or name.endswith("_METRIC_PORT")
+    of_ray = name.startswith(("HEAD_", "RAY_", "SPT_", "BASH_FUNC_")) or name.endswith("_METRIC_PORT")
     return value.startswith("/") or of_mpi or of_ray
 
 

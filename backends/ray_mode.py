@@ -92,11 +92,24 @@ def _variables(rank: int, fact: Facts, head: Facts) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": f"{fact.private_dir}/{TOKEN}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": fact.temp_dir,
+        # Ray's agents take titles of their own; without this they would write them over their environment, by which
+        # processes of a job are known.
+        "SPT_NOENV": "1",
+        # In bash the stand-in comes first although an environment has been activated.
+        "BASH_FUNC_ray%%": f'() {{ {shlex.quote(f"{fact.private_dir}/bin/ray")} "$@"\n}}',
     }
 
 
 def _address(head: Facts) -> str:
     return f"{bracketed(head.ip)}:{head.ports[GCS]}"
+
+
+def _session_parent(fact: Facts) -> str:
+    """Return where Ray keeps its sessions: where it looks by itself, too, when RAY_TMPDIR is set.
+
+    It lets everybody write there, which the folder above prevents.
+    """
+    return f"{fact.temp_dir}/ray"
 
 
 def _node(spec: JobSpec, member: Member, fact: Facts, head: Facts) -> PlannedRun:
@@ -106,13 +119,13 @@ def _node(spec: JobSpec, member: Member, fact: Facts, head: Facts) -> PlannedRun
             "--head",
             f"--port={head.ports[GCS]}",
             f"--ray-client-server-port={head.ports[CLIENT]}",
-            f"--temp-dir={fact.temp_dir}",
+            f"--temp-dir={_session_parent(fact)}",
             f"--include-dashboard={'true' if spec.ray.dashboard else 'false'}",
             f"--dashboard-host={head.ip}",
             "--dashboard-port=0",
         ]
     else:
-        place = [f"--address={_address(head)}", f"--temp-dir={fact.temp_dir}"]
+        place = [f"--address={_address(head)}", f"--temp-dir={_session_parent(fact)}"]
     options = [
         *place,
         f"--node-ip-address={fact.ip}",
@@ -151,7 +164,7 @@ case " $* " in *" --help "*) command=help;; esac
 if [ "$command" = stop ]; then
   pid=
   [ -e "$node/pid" ] && read -r pid <"$node/pid"
-  if tr '\\0' '\\n' <"/proc/$pid/environ" 2>/dev/null | grep -qxF {shlex.quote("RAYCONTROL_ATTEMPT_ID=" + brief.attempt_id)}; then
+  if tr '\\0' '\\n' 2>/dev/null <"/proc/$pid/environ" | grep -qxF {shlex.quote("RAYCONTROL_ATTEMPT_ID=" + brief.attempt_id)}; then
     : >"$node/{ASKED}"
     kill -TERM "$pid"
     tries=0
@@ -176,6 +189,6 @@ for folder in $PATH; do
     exec "$folder/ray" "$@"
   fi
 done
-echo "raycontrol: there is no ray on the PATH of this job's start command: install it in that environment" >&2
+echo "raycontrol: there is no ray on the PATH of this instance: install it there, or name its folder in env PATH" >&2
 exit 127
 """

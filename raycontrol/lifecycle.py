@@ -255,7 +255,8 @@ def _service_ended(job: Job, event: ServiceEnded) -> Change:
     instance = job.instance(event.instance)
     if instance.service_ended is not None or instance.state is InstanceState.LOST:
         return None
-    told = f"{event.instance}: its {event.run} {verdicts.describe_end(event.ended)}"
+    how = "was ended by the job itself" if event.asked else verdicts.describe_end(event.ended)
+    told = f"{event.instance}: its {event.run} {how}"
     unasked = not event.asked and not job.relieved
     job = _with(job, event.instance, service_ended=replace(event.ended, last_lines=()))
     if job.state is JobState.STOPPING:
@@ -336,7 +337,7 @@ def _released(job: Job, event: NodesReleased) -> Change:
         queued = _enter(job, JobState.QUEUED, Reason.WAITING, event.at)
         return replace(queued, after=None, instances=(), forced=False), "back in the queue"
     ended = _enter(job, job.after, job.reason, event.at)
-    summary = job.verdict.summary if job.verdict else "every start command exited 0"
+    summary = job.verdict.summary if job.verdict else "every start command that decides exited 0"
     return replace(ended, ended_at=event.at, after=None, pending=None), summary
 
 
@@ -365,8 +366,7 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
             return _requeue(job, event.at, f"the nodes were not ready within {PLACING_S:g} s")
         case JobState.STOPPING if job.finish_by is not None:
             late = ", ".join(item.name for item in _finishing(job))
-            plan = _known_plan(job)
-            told = f"{late} did not finish within {plan.finish_s:g} s: ending it"
+            told = f"{late} did not finish in time: ending it"
             return replace(job, since=event.at, finish_by=None), told
         case JobState.STOPPING if not job.forced:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
@@ -450,7 +450,10 @@ def _succeed(job: Job, at: float) -> tuple[Job, str]:
     finishing = ", ".join(item.name for item in _finishing(job))
     if not finishing or finish_s == 0:
         return stopping, told
-    return replace(stopping, finish_by=at + finish_s), f"{told}; {finishing} may go on for {finish_s:g} s"
+    run_s = job.spec.timeouts.run_s
+    finish_by = min(at + finish_s, at + finish_s if run_s is None else job.since + run_s)
+    told = f"{told}; {finishing} may go on for {finish_by - at:.0f} s"
+    return replace(stopping, finish_by=finish_by), told
 
 
 def _finishing(job: Job) -> list[Instance]:

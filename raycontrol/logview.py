@@ -28,7 +28,7 @@ class LogView:
         self._attempt = 0
         self._offsets: dict[str, int] = {}
         self._splitters: dict[str, LineSplitter] = {}
-        self._refuse_unknown(self._look())
+        self._look()
 
     def tail(self, lines: int) -> Iterator[str]:
         """Yield the last lines of each instance; the view then stands at the end of what was there."""
@@ -61,6 +61,7 @@ class LogView:
         self._attempt = info.attempt
         if self._instance is not None or self._group is not None:
             self._shown = tuple(item.name for item in info.instances if self._shows(item))
+            self._refuse_unknown(info)
         return info
 
     def _shows(self, item: InstanceInfo) -> bool:

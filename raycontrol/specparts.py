@@ -111,10 +111,8 @@ _fits = _rule(
 )
 _not_blank = _rule(str.strip, "must not be empty")
 
-GROUP_NAME_RULE = (
-    "names of groups must be 1 to 40 lowercase letters, digits or '-', starting with a letter or digit"
-)
-GROUP_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
+GROUP_NAME_RULE = "names of groups must be 1 to 40 lowercase letters, digits or '-', starting and ending with a letter or digit"
+GROUP_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?\Z")
 NAME_RULE = "must be 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
@@ -326,7 +324,8 @@ class Group(Part):
 
 
 Groups = Annotated[
-    dict[Text, Group], Field(json_schema_extra={"propertyNames": {"pattern": "^[a-z0-9][a-z0-9-]{0,39}$"}})
+    dict[Text, Group],
+    Field(json_schema_extra={"propertyNames": {"pattern": "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"}}),
 ]
 
 

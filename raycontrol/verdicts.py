@@ -38,7 +38,7 @@ def service_failure(instance: Instance, run: str, ended: Ended) -> Verdict:
         signal=ended.signal,
         signal_sender=ended.sender,
         last_lines=ended.last_lines,
-        hint=_hint(ended),
+        hint=None if ended.code in (126, 127) else _hint(ended),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.hosts import jobs
 from tests.hosts.conftest import Cluster
 from tests.hosts.jobs import PROGRAMS, accuracy, succeeded
-from tests.hosts.network import REPOSITORY, HostProcess
+from tests.hosts.network import BIN, REPOSITORY, HostProcess
 from tests.support import wait_until
 
 ALONE = ("--mode", "ray", "--working-dir", str(PROGRAMS), "--set", "timeouts.grace_s=10")
@@ -34,9 +34,11 @@ def spec_file(cluster: Cluster, name: str, **fields: Any) -> Path:
 
 
 def test_the_first_script_of_every_introduction_and_what_ray_says(cluster: Cluster) -> None:
-    """`ray stop` ends the node of the job's own cluster that it is called on; with it the job does not fail."""
-    ran = succeeded(cluster, 1, *THREE, "--", "python ray_counter.py && ray status && ray stop --force")
+    """`ray stop` ends the node of the job's own cluster that it is called on, also in an activated environment."""
+    line = f"python ray_counter.py && ray status && stat -c 'mode %a' $RAY_TMPDIR && . {BIN}/activate && ray stop --force"
+    ran = succeeded(cluster, 1, *THREE, "--", line)
     said = ran.lines("head-0")
+    assert "mode 700" in said
     assert "[1, 1, 1, 1]" in said
     assert any(line.strip() == "0.0/3.0 CPU" for line in said)
     assert said[-1].endswith("no other Ray on this machine was touched")

@@ -37,7 +37,7 @@ GRACE_S = 10.0
 
 def running(**fields: Any) -> Job:
     """A running job whose start commands began at 1014 s."""
-    spec = JobSpec(name="digits", command="train", timeouts=Timeouts(grace_s=GRACE_S), **fields)
+    spec = JobSpec(**{"name": "digits", "command": "train", "timeouts": Timeouts(grace_s=GRACE_S), **fields})
     job = Job("digits-1", "east", spec, "ada", submitted_at=1000.0, since=1000.0)
     gang = members(spec)
     rooms = tuple(Assignment(item.name, f"id-{item.name}", f"host-{item.name}", "10.0.0.1") for item in gang)
@@ -136,9 +136,16 @@ def test_an_evaluator_that_takes_too_long_is_ended() -> None:
     job = after(ps_job(), exited("chief-0", at=1030.0))
     assert after(job, TimePassed(1329.0)) == job
     step = advance(job, TimePassed(1330.0))
-    assert [note.message for note in step.notes] == ["evaluator-0 did not finish within 300 s: ending it"]
+    assert [note.message for note in step.notes] == ["evaluator-0 did not finish in time: ending it"]
     assert "evaluator-0" in being_stopped(step.job)
     assert deadline(step.job) == 1330.0 + 2 * GRACE_S + STOP_SLACK_S
+
+
+def test_a_limit_of_the_run_holds_for_the_evaluator_too() -> None:
+    job = ps_job(timeouts=Timeouts(run_s=100))
+    job = after(job, exited("chief-0", at=1030.0))
+    assert deadline(job) == job.finish_by == 1114.0
+    assert after(job, TimePassed(1114.0)).after is JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -106,7 +106,8 @@ def test_ports_and_folders_are_the_jobs_own() -> None:
     made = plan()
     head, worker = options(made, "head-0"), options(made, "worker-1")
     assert (head["--port"], head["--ray-client-server-port"]) == ("4100", "4200")
-    assert (head["--temp-dir"], worker["--temp-dir"]) == ("/tmp/rc-0", "/tmp/rc-2")
+    assert (head["--temp-dir"], worker["--temp-dir"]) == ("/tmp/rc-0/ray", "/tmp/rc-2/ray")
+    assert made.environment["worker-1"]["RAY_TMPDIR"] == "/tmp/rc-2"
     assert worker["--address"] == "10.0.0.1:4100"
     assert (head["--include-dashboard"], head["--dashboard-port"]) == ("false", "0")
     for found in (head, worker):
