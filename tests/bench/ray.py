@@ -26,12 +26,13 @@ from tests.support import wait_until
 
 SDK = """
 import sys, time
-from raycontrol import Client, JobSpec, Resources
+from raycontrol import Client, JobSpec
 client = Client()
 print("ready", flush=True)
 for line in sys.stdin:
     mark = line.strip()
-    spec = JobSpec(mode="ray", command=f"date +%s.%N > {mark}", nodes=3, resources=Resources(memory="1GiB"))
+    command = f"date +%s.%N > {mark}"
+    spec = JobSpec.from_dict({"mode": "ray", "command": command, "nodes": 3, "resources": {"memory": "1GiB"}})
     began = time.time()
     assert client.submit(spec).wait(timeout_s=300).state == "SUCCEEDED"
     print(f"{float(open(mark).read()) - began:.4f}", flush=True)

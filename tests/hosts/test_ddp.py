@@ -58,8 +58,9 @@ def test_a_launch_line_trains_what_one_process_does(
 
 @pytest.mark.parametrize(
     ("named_by", "host"),
-    [("name", 1), pytest.param("ip", 2, marks=long)],
+    [("name", 1), ("ip", 2)],
 )
+@long
 def test_a_rendezvous_on_any_host_of_the_job(
     cluster: Cluster, alone: dict[str, Any], named_by: str, host: int
 ) -> None:

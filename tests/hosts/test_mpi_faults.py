@@ -73,7 +73,7 @@ def test_an_instance_whose_actor_is_killed(cluster: Cluster) -> None:
     ("line", "words"),
     [
         ("mpirun --hostfile nosuch python mpi_report.py", "nosuch"),
-        ("mpirun -np 99 python mpi_report.py", "not enough slots"),
+        pytest.param("mpirun -np 99 python mpi_report.py", "not enough slots", marks=pytest.mark.long),
         ("PATH=$(dirname $(command -v mpirun)):/usr/bin:/bin mpirun true", "mpirun: not found"),
     ],
 )
@@ -104,8 +104,9 @@ exit $code
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param((), id="every instance", marks=pytest.mark.long), pytest.param(LAUNCHER, id="launcher")],
+    [pytest.param((), id="every instance"), pytest.param(LAUNCHER, id="launcher")],
 )
+@pytest.mark.long
 def test_daemons_that_end_after_their_launcher_are_not_lost(
     cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

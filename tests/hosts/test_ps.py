@@ -44,6 +44,7 @@ def test_parameter_servers_of_tensorflow_2(cluster: Cluster) -> None:
     assert any(Path(ran.info["outputs"]).glob("chief-0/model*"))
 
 
+@pytest.mark.long
 def test_servers_of_tensorflow_1_with_asynchronous_workers(cluster: Cluster) -> None:
     ran = succeeded(
         cluster,

@@ -45,6 +45,7 @@ def test_the_first_script_of_every_introduction_and_what_ray_says(cluster: Clust
     assert len([node for node in cluster.ask()["nodes"]]) == 3
 
 
+@long
 def test_five_groups_of_workers_with_resources_of_their_own(cluster: Cluster) -> None:
     groups: dict[str, dict[str, Any]] = {
         "head": {},
@@ -116,6 +117,7 @@ def test_with_the_dashboard_jobs_can_be_submitted_to_the_jobs_own_cluster(cluste
 # How it ends.
 
 
+@long
 def test_a_driver_that_raises_fails_the_job_with_its_words(cluster: Cluster) -> None:
     ran = jobs.run(cluster, 0, *ALONE, "--", "python ray_ends.py raise")
     assert (ran.status, ran.info["verdict"]["instance"]) == (1, "head-0")
