@@ -18,7 +18,7 @@ demo: ## train a classifier with torchrun over two instances, on this machine
 	$(BIN)/raycontrol run configs/ddp/job.yaml --set placement=pack
 
 test: setup ## every test but the long ones
-	$(BIN)/python -m pytest -m 'not long and not gpu' $(SUITE)
+	$(BIN)/python -m pytest -m 'not long and not gpu' --durations=25 $(SUITE)
 
 test-all: setup ## every test
 	$(BIN)/python -m pytest -m 'not gpu' $(SUITE)

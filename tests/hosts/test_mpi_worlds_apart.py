@@ -73,6 +73,7 @@ def unprivileged(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) ->
         cluster.close()
 
 
+@long
 @pytest.mark.parametrize(
     ("mode", "line"),
     [

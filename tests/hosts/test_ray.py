@@ -124,6 +124,7 @@ def test_a_driver_that_raises_fails_the_job_with_its_words(cluster: Cluster) -> 
     assert "ValueError: no labels found" in ran.info["verdict"]["last_lines"]
 
 
+@long
 def test_a_task_that_takes_too_much_memory_is_killed_and_the_verdict_says_so(cluster: Cluster) -> None:
     memory = psutil.virtual_memory()
     threshold = (memory.total - memory.available + (3 << 30)) / memory.total
@@ -138,7 +139,9 @@ def test_a_task_that_takes_too_much_memory_is_killed_and_the_verdict_says_so(clu
     assert "the machine's memory ran low" in ran.info["verdict"]["hint"], ran.told[-4000:]
 
 
-@pytest.mark.parametrize(("instance", "victim"), [("head-0", "gcs_server"), ("worker-0", "raylet")])
+@pytest.mark.parametrize(
+    ("instance", "victim"), [("head-0", "gcs_server"), pytest.param("worker-0", "raylet", marks=long)]
+)
 def test_a_node_of_the_jobs_cluster_that_is_killed_fails_the_job(
     cluster: Cluster, instance: str, victim: str
 ) -> None:
