@@ -74,8 +74,9 @@ def test_a_rendezvous_on_any_host_of_the_job(
 
 @pytest.mark.parametrize(
     ("config", "processes"),
-    [pytest.param("launch", 6, marks=long), ("c10d", 6), pytest.param("plain", 2, marks=long)],
+    [("launch", 6), ("c10d", 6), ("plain", 2)],
 )
+@long
 def test_the_example_configs_learn_to_read_digits(cluster: Cluster, config: str, processes: int) -> None:
     """``job.yaml``, the fourth, is run in test_submission.py."""
     ran = succeeded(cluster, 0, CONFIGS / f"{config}.yaml")
