@@ -341,7 +341,9 @@ _command = st.tuples(st.just("run"), _text) | _text.map(lambda text: f"run {text
 _group = st.fixed_dictionaries(
     {}, optional={"count": st.integers(1, 4), "command": _command, "env": _env, "resources": _resources}
 )
-_names = st.from_regex(r"[a-z]([a-z0-9-]{0,5}[a-z0-9])?", fullmatch=True).filter(lambda name: name != "master")
+_names = st.from_regex(r"[a-z]([a-z0-9-]{0,5}[a-z0-9])?", fullmatch=True).filter(
+    lambda name: name != "master"
+)
 _specs = st.fixed_dictionaries(
     {"command": _command},
     optional={
