@@ -17,6 +17,7 @@ Files = dict[str, dict[str, str]]
 """Texts of every instance, by path below its private folder."""
 
 START_LIMIT_S = 60.0
+NETWORK_LIMIT_S = 30.0
 GPU_NAMES = re.compile(r"\$\{?GPU_NUM(_PER_NODE)?\b")
 OURS = re.compile(r"\$\{?(GPU_NUM|NODE_|MASTER_|INDEX|RANK|WORLD_SIZE|RAYCONTROL_)\w*\}?")
 SHELL = re.compile(r"(^|/)(ba|da|z|k|)sh$")
@@ -104,6 +105,11 @@ def start(runs: Mapping[str, PlannedRun]) -> Stage:
         runs={name: (run,) for name, run in runs.items()},
         until=tuple(Alive(name, run.name) for name, run in runs.items()),
     )
+
+
+def start_command(spec: JobSpec, member: Member) -> PlannedRun:
+    """Return the run of an instance's start command."""
+    return PlannedRun("start", member.command, pipefail=spec.pipefail, cwd=spec.cwd)
 
 
 def merged(*parts: Files) -> Files:

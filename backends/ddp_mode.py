@@ -11,11 +11,9 @@ import re
 from collections.abc import Sequence
 
 from raycontrol.backends import ssh
-from raycontrol.backends.contract import environments, start, warnings
-from raycontrol.plan import Brief, Cause, Facts, Plan, PlannedRun, Stage, TcpReachable
+from raycontrol.backends.contract import NETWORK_LIMIT_S, environments, start, start_command, warnings
+from raycontrol.plan import Brief, Cause, Facts, Plan, Stage, TcpReachable
 from raycontrol.spec import JobSpec, Member, members
-
-NETWORK_LIMIT_S = 30.0
 
 
 def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
@@ -29,7 +27,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
         stages=(
             *_prove_network(facts),
             *(ssh.stages(gang) if spec.ssh else ()),
-            start({member.name: _run(spec, member) for member in gang}),
+            start({member.name: start_command(spec, member) for member in gang}),
         ),
         deciders=frozenset(member.name for member in gang),
         warnings=tuple(warnings(spec, gang)),
@@ -79,7 +77,3 @@ def _prove_network(facts: Sequence[Facts]) -> tuple[Stage, ...]:
             ),
         ),
     )
-
-
-def _run(spec: JobSpec, member: Member) -> PlannedRun:
-    return PlannedRun("start", member.command, pipefail=spec.pipefail, cwd=spec.cwd)

@@ -11,11 +11,17 @@ import json
 from collections.abc import Sequence
 
 from raycontrol.backends import ssh
-from raycontrol.backends.contract import bracketed, environments, start, warnings
-from raycontrol.plan import Brief, Cause, Facts, Plan, PlannedRun, Stage, TcpReachable
+from raycontrol.backends.contract import (
+    NETWORK_LIMIT_S,
+    bracketed,
+    environments,
+    start,
+    start_command,
+    warnings,
+)
+from raycontrol.plan import Brief, Cause, Facts, Plan, Stage, TcpReachable
 from raycontrol.spec import JobSpec, Member, Success, members
 
-NETWORK_LIMIT_S = 30.0
 PORT = "tf"
 """The purpose of the port on which a task of the cluster listens."""
 SERVER, EVALUATOR = "ps", "evaluator"
@@ -29,8 +35,9 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     """The start command on every instance, once those that talk to each other have reached each other."""
     gang = members(spec)
     cluster = _cluster(gang, facts)
+    shared = _shared(gang, cluster)
     own = {
-        member.name: _variables(gang, member, number, cluster)
+        member.name: {**shared, **_own(member, number, cluster)}
         for member, number in zip(gang, _task_numbers(gang), strict=True)
     }
     everybody = frozenset(member.name for member in gang)
@@ -43,7 +50,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
         stages=(
             *_prove_network(gang, facts),
             *(ssh.stages(gang) if spec.ssh else ()),
-            start({member.name: _run(spec, member) for member in gang}),
+            start({member.name: start_command(spec, member) for member in gang}),
         ),
         deciders=everybody if all_decide else frozenset(_names(gang, deciding)),
         warnings=tuple(warnings(spec, gang)),
@@ -83,21 +90,23 @@ def _task_numbers(gang: Sequence[Member]) -> list[int]:
     return numbers
 
 
-def _variables(gang: Sequence[Member], member: Member, number: int, cluster: Cluster) -> dict[str, str]:
-    config = {
-        "cluster": cluster,
-        "task": {"type": member.role, "index": number},
-        "environment": "cloud",
-    }
+def _shared(gang: Sequence[Member], cluster: Cluster) -> dict[str, str]:
+    """What is the same on every instance; made once, for it is long in a large gang."""
     addresses = {address.rpartition(":")[0] for tasks in cluster.values() for address in tasks}
     return {
         # TensorFlow's gRPC would go through the nodes' http_proxy, to addresses too, and wait for ever.
         "no_grpc_proxy": ",".join(sorted(address.strip("[]") for address in addresses)),
-        "TF_CONFIG": json.dumps(config),
-        "RANK": str(member.index),
         "WORLD_SIZE": str(len(gang)),
         "PS_HOSTS": ",".join(cluster.get(SERVER, [])),
         "WORKER_HOSTS": ",".join(cluster.get("worker", [])),
+    }
+
+
+def _own(member: Member, number: int, cluster: Cluster) -> dict[str, str]:
+    task = {"type": member.role, "index": number}
+    return {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task, "environment": "cloud"}),
+        "RANK": str(member.index),
         "JOB_NAME": member.role,
         "TASK_INDEX": str(number),
     }
@@ -123,7 +132,3 @@ def _prove_network(gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[Stag
 
 def _names(gang: Sequence[Member], role: str) -> list[str]:
     return [member.name for member in gang if member.role == role]
-
-
-def _run(spec: JobSpec, member: Member) -> PlannedRun:
-    return PlannedRun("start", member.command, pipefail=spec.pipefail, cwd=spec.cwd)

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 
 from raycontrol.backends import ssh
-from raycontrol.backends.contract import bracketed, environments, merged, start, warnings
+from raycontrol.backends.contract import bracketed, environments, merged, start, start_command, warnings
 from raycontrol.plan import ASKED, Brief, Cause, Facts, Plan, PlannedRun, RayNodesJoined, SharedSecret, Stage
 from raycontrol.spec import JobSpec, Member, members
 
@@ -54,7 +54,7 @@ def plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
         stages=(
             *(ssh.stages(gang) if spec.ssh else ()),
             join,
-            start({head: PlannedRun("start", gang[0].command, pipefail=spec.pipefail, cwd=spec.cwd)}),
+            start({head: start_command(spec, gang[0])}),
         ),
         deciders=frozenset([head]),
         warnings=tuple(warnings(spec, gang[:1])),

@@ -255,36 +255,32 @@ class _Sum:
         envs: list[tuple[Keys, Mapping[str, str | None]]] = [(("env",), spec.env)]
         envs += [(("groups", name, "env"), group.env) for name, group in spec.groups.items()]
         for path, env in envs:
-            for name in env.keys() & RAY_RESERVED:
+            for name in (name for name in env if name in RAY_RESERVED):
                 yield Problem((*path, name), "is set by raycontrol itself in mode ray and must not be given")
 
     def _only_for(self, mode: Mode, path: Keys) -> Problem:
         return Problem(path, f"is for mode {mode} only, not {self._spec.mode}")
 
     def _ray_resources(self) -> Iterator[Problem]:
-        """Ray counts whole cores, and its object store needs room."""
-        reported = set()
+        """Ray counts whole cores, and its object store needs room; the job's own values are reported once."""
+        reported: set[Keys] = set()
         for name, group in self._groups.items():
             found = resources_of(self._spec.resources, group)
-            for field, value, wrong, rule in (
-                (
-                    "cpu",
-                    found.cpu,
-                    found.cpu != int(found.cpu),
-                    f"must be a whole number in mode ray: Ray nodes have whole CPUs, {found.cpu:g} would become {int(found.cpu)}",
-                ),
-                (
-                    "memory",
-                    found.memory,
-                    found.memory is not None and found.memory < LEAST_RAY_MEMORY,
-                    "must be at least 256MiB in mode ray, for the node's object store takes up to 30 % of it",
-                ),
-            ):
+            wrong: dict[str, str] = {}
+            if found.cpu != int(found.cpu):
+                became = f"{found.cpu:g} would become {int(found.cpu)}"
+                wrong["cpu"] = f"must be a whole number in mode ray: Ray nodes have whole CPUs, {became}"
+            if found.memory is not None and found.memory < LEAST_RAY_MEMORY:
+                least = f"{LEAST_RAY_MEMORY >> 20}MiB"
+                wrong["memory"] = (
+                    f"must be at least {least} in mode ray, for the node's object store takes up to 30 % of it"
+                )
+            for field, rule in wrong.items():
                 own = getattr(group.resources, field, None) is not None
-                path: Keys = ("groups", name, "resources", field) if own else ("resources", field)
-                if wrong and self._known(*map(str, path)) and path not in reported:
+                path = ("groups", name, "resources", field) if own else ("resources", field)
+                if self._known(*path) and path not in reported:
                     reported.add(path)
-                    yield Problem(path, rule, got(path, value, self._document))
+                    yield Problem(path, rule, got(path, getattr(found, field), self._document))
 
     def _all_roles_known(self) -> bool:
         return all(self._known("groups", name, "role") for name in self._spec.groups)
