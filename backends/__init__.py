@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from raycontrol.backends import common
 from raycontrol.backends.world import AGENT
 from raycontrol.errors import PlanError
 from raycontrol.plan import Brief, Cause, Facts, Plan
@@ -39,11 +40,11 @@ def make_plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     """Return the plan of one attempt from the facts of all its instances, in the order of INDEX; raises PlanError."""
     try:
         plan: Plan = _backend(spec.mode).plan(spec, brief, facts)
+        return common.completed(plan, spec, facts)
     except KeyError as missing:  # as when another version of raycontrol has prepared the instances
         raise PlanError(
             f"mode {spec.mode} needs a port for {missing}, which an instance has not reported"
         ) from None
-    return plan
 
 
 def leases(mode: Mode, member: Member) -> tuple[str, ...]:
@@ -54,8 +55,7 @@ def leases(mode: Mode, member: Member) -> tuple[str, ...]:
 
 def explain(mode: Mode, lines: Sequence[str]) -> Cause | None:
     """Return what the mode's launcher says, in its last lines, of the rank that failed."""
-    cause: Cause | None = _backend(mode).explain(lines)
-    return cause
+    return common.advised(_backend(mode).explain(lines), lines)
 
 
 def plan_of(spec: JobSpec, facts: tuple[Facts, ...] | None = None) -> Plan:

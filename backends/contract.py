@@ -39,7 +39,7 @@ def environments(
         member.name: {**shared, **_reserved(member, fact)} for member, fact in zip(gang, facts, strict=True)
     }
     return {
-        member.name: {**_defaults(facts, fact), **own[member.name], **member.env, **reserved[member.name]}
+        member.name: {**_defaults(facts), **own[member.name], **member.env, **reserved[member.name]}
         for member, fact in zip(gang, facts, strict=True)
     }
 
@@ -49,17 +49,13 @@ def bracketed(ip: str) -> str:
     return f"[{ip}]" if ":" in ip else ip
 
 
-def _defaults(facts: Sequence[Facts], fact: Facts) -> Environment:
+def _defaults(facts: Sequence[Facts]) -> Environment:
     """What the user may replace."""
-    variables: Environment = {
+    return {
         "MASTER_PORT": facts[0].ports["master"],
         "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    if fact.interface is not None:
-        variables["NCCL_SOCKET_IFNAME"] = f"={fact.interface}"
-        variables["GLOO_SOCKET_IFNAME"] = fact.interface
-    return variables
 
 
 def _shared(spec: JobSpec, brief: Brief, gang: Sequence[Member], facts: Sequence[Facts]) -> Environment:

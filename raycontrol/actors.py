@@ -8,18 +8,21 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from raycontrol import nodeenv
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
 from raycontrol.gate import Outcome
+from raycontrol.hardware import NodeFacts
 from raycontrol.instance import Identity, Instance
-from raycontrol.node import Node
+from raycontrol.node import Collector, Node
 from raycontrol.settings import Settings
 from raycontrol.spec import Mode
 
@@ -71,6 +74,7 @@ class InstanceActor(Instance):
                 scratch=_scratch(),
                 raylet_pid=_raylet_pid(),
                 gpus=tuple(context.get_accelerator_ids()["GPU"]),
+                node_gpus=float(_own_node()["Resources"].get("GPU", 0.0)),
             ),
             RayLinks(seed, context.get_node_id()),
         )
@@ -78,8 +82,18 @@ class InstanceActor(Instance):
 
 class NodeActor(Node):
     def __init__(self) -> None:
-        super().__init__(_scratch(), _read_package)
+        ip, raylet_pid = str(_own_node()["NodeManagerAddress"]), _raylet_pid()
+        environment = partial(nodeenv.raylet_environment, raylet_pid)
+        super().__init__(_scratch(), _read_package, Collector(Path(_scratch()), ip, environment))
         self._cleaning = asyncio.ensure_future(self.keep_clean())
+        self._collecting = asyncio.ensure_future(self._collect_first())
+
+    async def _collect_first(self) -> None:
+        """Collect what takes long before anybody asks."""
+        try:
+            await self.facts()
+        except Exception:  # whoever asks is told himself
+            log.exception("collecting the facts of this node")
 
 
 class ArchiveActor(Archive):
@@ -122,12 +136,20 @@ class RayLinks:
         file = (relpath, offset, data, mode, size, mtime_ns)
         return int(await self._call(ARCHIVE, "append_output", seed.job_id, seed.instance, *file))
 
+    async def append_usage(self, line: str) -> None:
+        seed = self._seed
+        await self._call(ARCHIVE, "append_usage", seed.job_id, seed.attempt, seed.instance, line)
+
     async def code_dir(self, package: str | None) -> str:
         return str(await self._call_node("code_dir", self._seed.job_id, package))
 
     async def lease_port(self, purpose: str) -> int:
         purpose_of_one = f"{self._seed.instance} {purpose}"  # instances of a job may share this node
         return int(await self._call_node("lease_port", self._seed.attempt_id, purpose_of_one))
+
+    async def node_facts(self) -> NodeFacts:
+        facts: NodeFacts = await self._call_node("facts")
+        return facts
 
     async def _call_node(self, method: str, *arguments: Any) -> Any:
         """Call this node's actor; on a node that has just joined, wait until the controller has made it."""

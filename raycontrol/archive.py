@@ -31,7 +31,15 @@ from raycontrol.disk import (
     tree_bytes,
 )
 from raycontrol.errors import PackageError, StoreError
+from raycontrol.hardware import InstanceUsage
 from raycontrol.logs import MIB, JobFolder, PackageFolder, jobs_folder, read_at, tail_offset
+from raycontrol.samples import (
+    LONGEST_HISTORY_BYTES,
+    LONGEST_SAMPLE_BYTES,
+    appended,
+    last_of,
+    thinned,
+)
 
 T = TypeVar("T")
 
@@ -133,6 +141,18 @@ class Archive:
             if not waiting:
                 self._waiting.pop((job_id, attempt), None)
 
+    # Usage
+
+    async def append_usage(self, job_id: str, attempt: int, instance: str, line: str) -> None:
+        """Add a sample, as one line of JSON, to an instance's history (``samples``); the last one again changes nothing."""
+        path = JobFolder(self.home, job_id).usage(instance, attempt)
+        await self._in(self._quick, self._append_usage, path, line)
+
+    async def usage_of(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+        """The last samples of each instance, oldest first; instances that have none are not in it."""
+        folder = JobFolder(self.home, job_id).usages(attempt)
+        return await self._in(self._quick, read_usage, folder, last)
+
     # Outputs
 
     async def append_output(
@@ -215,6 +235,18 @@ class Archive:
             written = os.pwrite(descriptor, fresh, held)
             held, fresh = held + written, fresh[written:]
         return held
+
+    def _append_usage(self, path: Path, line: str) -> None:
+        with locked(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            held = os.pread(descriptor, LONGEST_SAMPLE_BYTES, max(0, size - LONGEST_SAMPLE_BYTES))
+            fresh = appended(held, line)
+            if size + len(fresh) <= LONGEST_HISTORY_BYTES:
+                self._append_to(descriptor, size, fresh)
+                return
+            whole = thinned(os.pread(descriptor, size, 0) + fresh)
+            self._require_room(len(whole))
+            replace_file(path, whole)
 
     def _require_room(self, needed: int) -> None:
         free = free_bytes(self.home)
@@ -302,6 +334,19 @@ def read_news(
     share = max(1, min(max_bytes, LARGEST_READ_BYTES) // len(grown))
     news = {name: read_at(folder.log(name, attempt), offsets.get(name, 0), share) for name in grown}
     return {name: data for name, data in news.items() if data}
+
+
+def read_usage(folder: Path, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+    found = {path.stem: last_of(path, last) for path in matching(folder, "[!.]*.jsonl")}
+    return {name: samples for name, samples in sorted(found.items()) if samples}
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put other contents in a file's place, so that there are always the old or the new ones."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_bytes(data)
+    sync_path(fresh)
+    fresh.replace(path)
 
 
 async def happened(event: asyncio.Event, timeout_s: float) -> bool:

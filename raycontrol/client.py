@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
+from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterReader, Reader, StoreReader, completed
 from raycontrol.settings import Settings
@@ -112,6 +113,16 @@ class Client:
     ) -> builtins.list[JobInfo]:
         """Return jobs, newest first; ``all`` ignores ``limit``."""
         return self._read().jobs(states, user, None if all else limit)
+
+    def nodes(self, names: Sequence[str] | None = None, *, check: bool = False) -> builtins.list[NodeInfo]:
+        """Return the cluster's nodes, or those of these names, IPs or beginnings of ids, ordered by name.
+
+        ``check`` measures clocks and name look-ups too, which takes some seconds where names are slow. Starts the
+        cluster's controller if it has none. Raises UsageError without a cluster and for a name that no node has.
+        """
+        session = self._connected()
+        found: builtins.list[NodeInfo] = session.get(session.controller().nodes.remote(names, check))
+        return found
 
     def controller_status(self) -> dict[str, Any]:
         """Return who the controller is and what it has to do; ``running`` is False when there is none."""
@@ -235,6 +246,13 @@ class JobHandle:
         while page := self._client._read().events(self.id, events[-1].seq if events else after, 0):
             events += page
         return events
+
+    def usage(self, last: int = 1) -> dict[str, tuple[InstanceUsage, ...]]:
+        """Return the last samples of what each instance of the current attempt uses, oldest first.
+
+        Instances that have none (they are taken every 5 seconds) are not in it.
+        """
+        return self._client._read().usage(self.id, self.info().attempt, last)
 
     def watch(self, after: int = 0) -> Iterator[Event]:
         """Yield events as they happen; end with the job."""

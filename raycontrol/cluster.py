@@ -21,6 +21,7 @@ from raycontrol.actors import (
     NAMESPACE,
     InstanceActor,
     NodeActor,
+    NoNodeActor,
     Seed,
     archive_handle,
     node_actor_name,
@@ -30,6 +31,7 @@ from raycontrol.actors import (
 )
 from raycontrol.controller import Controller, Limits
 from raycontrol.duties import InstanceGone, ReservationRefused
+from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.instance import Preparation
 from raycontrol.job import Job
 from raycontrol.lifecycle import PLACING_S
@@ -48,7 +50,11 @@ CALLS_AT_ONCE = 1000
 class ControllerActor(Controller):
     def __init__(self, home: str, name: str) -> None:
         super().__init__(
-            str(Path(home).expanduser()), name, RayCluster(name, home), limits=lambda: _limits(home)
+            str(Path(home).expanduser()),
+            name,
+            RayCluster(name, home),
+            limits=lambda: _limits(home),
+            site=lambda: Settings.of_home(home).site,
         )
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
 
@@ -151,6 +157,21 @@ class RayCluster:
     async def serve_nodes(self) -> None:
         await asyncio.to_thread(_make_node_actors)
         await asyncio.to_thread(archive_handle, self._home)
+
+    async def head_id(self) -> str:
+        node_id: str = ray.get_runtime_context().get_node_id()  # the controller's actor is pinned to the head
+        return node_id
+
+    async def facts(self, node_id: str) -> NodeFacts:
+        found: NodeFacts = await result_of((await _node_actor(node_id)).facts.remote())
+        return found
+
+    async def look_up(self, node_id: str, ips: Sequence[str], limit_s: float) -> tuple[Lookup, ...]:
+        found: tuple[Lookup, ...] = await result_of((await _node_actor(node_id)).look_up.remote(ips, limit_s))
+        return found
+
+    async def time_of(self, node_id: str) -> float:
+        return float(await result_of((await _node_actor(node_id)).now.remote()))
 
     async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
         return await asyncio.to_thread(_remove_strangers, cluster, attempt_ids)
@@ -278,11 +299,19 @@ def _make_node_actors() -> None:
             ).remote()
 
 
+async def _node_actor(node_id: str) -> Any:
+    """Return a node's actor; raises NoNodeActor."""
+    try:
+        return await asyncio.to_thread(ray.get_actor, node_actor_name(node_id), NAMESPACE)
+    except ValueError as error:
+        raise NoNodeActor("has no raycontrol node actor (yet); ask again in some seconds") from error
+
+
 async def _tidy_node(node_id: str, job_id: str, attempt_id: str, last: bool) -> None:
     try:
-        node = await asyncio.to_thread(ray.get_actor, node_actor_name(node_id), NAMESPACE)
-    except ValueError:
-        return  # the node's actor went with its node
+        node = await _node_actor(node_id)
+    except NoNodeActor:
+        return  # it went with its node
     await asyncio.wait_for(result_of(node.release.remote(job_id, attempt_id, last)), NODE_CALL_S)
 
 

@@ -32,12 +32,14 @@ from raycontrol.events import (
     StopRequested,
     TimePassed,
 )
+from raycontrol.hardware import NodeInfo
 from raycontrol.job import Job, checked_id
 from raycontrol.jobrows import info_of, read_info, read_infos, read_job, readable, row_of
 from raycontrol.retention import expired
-from raycontrol.spec import JobSpec, members
+from raycontrol.spec import JobSpec, Site, members
 from raycontrol.status import Event, JobInfo, JobState, Note
 from raycontrol.store import Change, JobRow, Lease, Store
+from raycontrol.survey import Survey
 from raycontrol.version import __version__
 
 log = logging.getLogger(__name__)
@@ -83,12 +85,14 @@ class Controller:
         cluster: Cluster,
         clock: Callable[[], float] = time.time,
         limits: Callable[[], Limits] | None = None,
+        site: Callable[[], Site] = Site,
     ) -> None:
         self._home = Path(home)
         self._name = name
         self._cluster = cluster
         self._clock = clock
         self._limits = limits or Limits
+        self._site = site
         self._lags: dict[str, float] = {}
         self._offsets: dict[tuple[str, str], float] = {}
         self._missing: set[str] = set()
@@ -143,7 +147,7 @@ class Controller:
         job = Job(
             id=submission.job_id,
             cluster=self._name,
-            spec=submission.spec,
+            spec=submission.spec.settled(self._site()),
             user=submission.user,
             submitted_at=now,
             since=now,
@@ -174,7 +178,7 @@ class Controller:
         """Return a job; raises JobNotFound."""
         await self.started()
         if job_id in self._jobs:
-            return self._info(self._jobs[job_id])
+            return info_of(self._jobs[job_id], self._home, network=True)
         row = await self._in_thread(lambda: self._open_store.job(job_id))
         if row is None:
             raise JobNotFound(job_id)
@@ -205,6 +209,12 @@ class Controller:
             if found or left <= 0 or job_id not in self._jobs:
                 return found
             await self._wait_for_change(left)
+
+    async def nodes(self, names: Sequence[str] | None = None, check: bool = False) -> list[NodeInfo]:
+        """Return the living nodes with their facts (``Survey``); raises UsageError for a name that no node has."""
+        await self.started()
+        rooms = self._less_our_own(await self._cluster.nodes())
+        return await Survey(self._cluster, self._clock, check).nodes(rooms, tuple(self._jobs.values()), names)
 
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""

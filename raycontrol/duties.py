@@ -25,10 +25,11 @@ from raycontrol.events import (
     StopInstance,
     WatchInstance,
 )
+from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.instance import Preparation
 from raycontrol.job import Job, plan_of
 from raycontrol.plan import Orders, orders
-from raycontrol.spec import Mode, members, serves_ssh
+from raycontrol.spec import Mode, Site, members, serves_ssh
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,18 @@ class Cluster(Protocol):
 
     async def serve_nodes(self) -> None:
         """See to it that every living node has its node actor."""
+
+    async def head_id(self) -> str:
+        """Return the id of the head node, where this controller runs."""
+
+    async def facts(self, node_id: str) -> NodeFacts:
+        """Return what a node's actor finds there now."""
+
+    async def look_up(self, node_id: str, ips: Sequence[str], limit_s: float) -> tuple[Lookup, ...]:
+        """Return how long names of these addresses take to find on a node, ``limit_s`` seconds at most."""
+
+    async def time_of(self, node_id: str) -> float:
+        """Return a node's clock, in seconds since the epoch."""
 
     async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
         """Remove actors and placement groups of ours that belong to none of these attempts; return their names."""
@@ -162,11 +175,13 @@ class Duties:
 
 def _preparation(job: Job, name: str) -> Preparation:
     member = next(item for item in members(job.spec) if item.name == name)
+    idle_s = job.spec.timeouts.idle_gpu_warn_s
     return Preparation(
         package=job.package,
         leases=backends.leases(job.spec.mode, member),
         ssh=serves_ssh(job.spec),
         ray_node=member.resources if job.spec.mode is Mode.RAY else None,
+        idle_gpu_warn_s=Site().idle_gpu_warn_s if idle_s is None else idle_s,
     )
 
 

@@ -103,6 +103,16 @@ class InstanceNoted:
 
 
 @dataclass(frozen=True)
+class TransportSeen:
+    """NCCL has said in the instance's log by which transport it reaches other nodes (``transports``)."""
+
+    at: float
+    attempt_id: str
+    instance: str
+    transport: str
+
+
+@dataclass(frozen=True)
 class WorldBroken:
     """A part of an MPI world (a daemon, its ssh connection) ended abnormally on the instance.
 
@@ -183,6 +193,7 @@ Report = (
     | RunExited
     | ServiceEnded
     | InstanceNoted
+    | TransportSeen
     | WorldBroken
     | WorldFailed
     | RunsGone

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from raycontrol import backends, nodefacts, process
+from raycontrol import backends, nodeenv, nodefacts, nvml, process
 from raycontrol.backends.world import BROKEN
 from raycontrol.disk import TEMP_LINK, matching, private_folder, remove_tree, short_folder, write_private
 from raycontrol.errors import RaycontrolError
@@ -31,11 +31,13 @@ from raycontrol.events import (
     RunsGone,
     ServiceEnded,
     StagePassed,
+    TransportSeen,
     WorldBroken,
     WorldFailed,
 )
 from raycontrol.gate import Outcome
 from raycontrol.gatekeeper import Gatekeeper
+from raycontrol.hardware import NodeFacts, essentials
 from raycontrol.job import Ended
 from raycontrol.logs import tail
 from raycontrol.plan import (
@@ -57,6 +59,8 @@ from raycontrol.shipping import Shipper, ship_outputs
 from raycontrol.spec import Mode, Resources
 from raycontrol.sshd import Endpoint, make_keys
 from raycontrol.status import Reason
+from raycontrol.transports import TransportReader
+from raycontrol.usage import PERIOD_S, Meter, Sampler
 from raycontrol.verdicts import last_words
 
 log = logging.getLogger(__name__)
@@ -77,7 +81,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who an instance is. ``scratch`` is its node's folder for jobs, ``raylet_pid`` whose environment jobs start from."""
+    """Who an instance is. ``scratch`` is its node's folder for jobs, ``raylet_pid`` whose environment jobs start from.
+
+    ``gpus`` are the ids of its GPUs, ``node_gpus`` how many its node has by Ray's count.
+    """
 
     job_id: str
     attempt: int
@@ -89,19 +96,22 @@ class Identity:
     scratch: str
     raylet_pid: int
     gpus: tuple[str, ...]
+    node_gpus: float = 0.0
 
 
 @dataclass(frozen=True)
 class Preparation:
     """What an instance needs before the plan is made: the packed working directory, ports of its node, an ssh endpoint.
 
-    ``ray_node``: what a Ray node of the job's own, which the instance will start, may use of the machine.
+    ``ray_node``: what a Ray node of the job's own, which the instance will start, may use of the machine. A GPU of the
+    instance that has been idle for ``idle_gpu_warn_s`` seconds while its runs live is told of (0: never).
     """
 
     package: str | None
     leases: tuple[str, ...]
     ssh: bool = False
     ray_node: Resources | None = None
+    idle_gpu_warn_s: float = 600.0
 
 
 class Links(Protocol):
@@ -118,11 +128,17 @@ class Links(Protocol):
     ) -> int:
         """Append to a file of this instance's outputs in the archive."""
 
+    async def append_usage(self, line: str) -> None:
+        """Add a sample to this instance's usage in the archive."""
+
     async def code_dir(self, package: str | None) -> str:
         """Return the job's folder on this node, with the package unpacked in it."""
 
     async def lease_port(self, purpose: str) -> int:
         """Return the port of this node that is leased to this attempt for the purpose."""
+
+    async def node_facts(self) -> NodeFacts:
+        """Return what this node is, as its actor finds it now."""
 
     async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
         """``Instance.join`` of the launcher's instance."""
@@ -137,12 +153,23 @@ class Links(Protocol):
 class Instance:
     """Carries out orders and reports. ``prepare``, ``carry_out`` and ``stop`` return at once; their outcome is a report.
 
-    Each may be called again. ``watch``, ``join`` and ``leave`` wait.
+    Each may be called again. ``watch``, ``join`` and ``leave`` wait. ``meter`` makes what measures its GPUs;
+    usage is sampled every ``sample_s`` seconds.
     """
 
-    def __init__(self, identity: Identity, links: Links) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        links: Links,
+        *,
+        meter: Callable[[], Meter] = nvml.Meter,
+        sample_s: float = PERIOD_S,
+    ) -> None:
         self._identity = identity
         self._links = links
+        self._meter = meter
+        self._sample_s = sample_s
+        self._sampler: Sampler | None = None
         self._facts: Facts | None = None
         self._probe: asyncio.Server | None = None
         self._processes: dict[str, process.Process] = {}
@@ -151,6 +178,7 @@ class Instance:
         self._launches: list[asyncio.Future[None]] = []
         self._exits: list[asyncio.Future[None]] = []
         self._shipper: Shipper | None = None
+        self._transports = TransportReader()
         self._passed = -1
         self._stopping = False
         self._collecting: asyncio.Future[None] | None = None
@@ -224,6 +252,14 @@ class Instance:
     # Preparing.
 
     async def _prepare(self, order: Preparation) -> None:
+        self._sampler = Sampler(
+            gpus=self._identity.gpus,
+            meter=self._meter,
+            keep=self._links.append_usage,
+            tell=self._tell,
+            idle_gpu_warn_s=order.idle_gpu_warn_s,
+            period_s=self._sample_s,
+        )
         try:
             self._facts = await self._collect(order)
         except Exception as error:  # whatever it is, the job must hear of it
@@ -242,6 +278,7 @@ class Instance:
         ports = {"probe": str(self._probe.sockets[0].getsockname()[1])}
         for purpose in order.leases:
             ports[purpose] = str(await self._links.lease_port(purpose))
+        code_dir, node = await asyncio.gather(self._links.code_dir(order.package), self._links.node_facts())
         facts = Facts(
             instance=me.instance,
             ip=me.ip,
@@ -250,12 +287,13 @@ class Instance:
             gpus=me.gpus,
             interface=nodefacts.interface_of(me.ip),
             network=nodefacts.network_of(me.ip),
-            code_dir=await self._links.code_dir(order.package),
+            code_dir=code_dir,
             output_dir=str(self._outputs),
             private_dir=str(self._folder),
             python=sys.executable,
             package_dir=str(Path(__file__).parent),
             root=os.geteuid() == 0,
+            hardware=essentials(node, me.node_gpus),
         )
         if order.ray_node is not None:
             facts = await asyncio.to_thread(self._with_room_for_ray, facts, order.ray_node)
@@ -355,6 +393,7 @@ class Instance:
                 mark=self._identity.attempt_id,
             )
         )
+        self._sample(started)
         if run.service:
             self._services[run.name] = started
             self._exits.append(self._start(self._await_service(run.name, started)))
@@ -365,14 +404,18 @@ class Instance:
         if self._stopping:  # a stop that came while the run was being started has not seen it
             self._start(started.stop(self._grace_s, "stopped while starting"))
 
+    def _sample(self, running: process.Process) -> None:
+        if self._sampler is not None:
+            self._sampler.watch(running.pid)
+
     def _cwd(self, cwd: str | None) -> str:
         assert self._facts is not None, "stages follow preparation"
         return str(Path(self._facts.code_dir) / Path(cwd or ".").expanduser())
 
     def _environment(self, orders: Orders) -> dict[str, str]:
         """Return the node's environment with the job's on top; stand-ins come first on PATH, whoever set it."""
-        base = nodefacts.raylet_environment(self._identity.raylet_pid)
-        base["PATH"] = nodefacts.search_path(base, str(Path(sys.executable).parent))
+        base = nodeenv.raylet_environment(self._identity.raylet_pid)
+        base["PATH"] = nodeenv.search_path(base, str(Path(sys.executable).parent))
         changed = {name for name, value in orders.environment.items() if value is None}
         added = {name: value for name, value in orders.environment.items() if value is not None}
         environment = {name: value for name, value in base.items() if name not in changed} | added
@@ -430,6 +473,7 @@ class Instance:
                 stdio=stdio,
             )
         )
+        self._sample(session)
         self._start(_forget(session, folder))
         return session
 
@@ -496,11 +540,17 @@ class Instance:
         shipper = Shipper(
             path,
             self._links.append,
+            on_data=self._read_log,
             on_trouble=lambda message: self._tell(f"its log waits on the node: {message}"),
             on_recovered=lambda: self._tell("its log is kept again"),
         )
         shipper.start()
         return shipper
+
+    def _read_log(self, data: bytes) -> None:
+        me = self._identity
+        for transport in self._transports.feed(data):
+            self._report(TransportSeen(time.time(), me.attempt_id, me.instance, transport))
 
     async def _close(self) -> None:
         """Wait until nothing runs, ship the rest, report closed."""
@@ -517,6 +567,8 @@ class Instance:
             await self._endpoint.close()
         if self._gatekeeper is not None:
             self._gatekeeper.close()
+        if self._sampler is not None:
+            self._sampler.close()
         await asyncio.gather(*self._exits, return_exceptions=True)  # closed is the last word
         me = self._identity
         self._report(RunsGone(time.time(), me.attempt_id, me.instance))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from raycontrol import backends
+from raycontrol import backends, rdma, transports
 from raycontrol.errors import PlanError, UsageError
 from raycontrol.plan import Brief, Cause, Facts, Plan
 from raycontrol.spec import JobSpec
-from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Reason, Verdict
+from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Reason, Variable, Verdict
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Instance:
 
     ``passed`` is the number of the last stage it reported as passed; ``ended`` is how its start command ended,
     ``service_ended`` how what it runs for the others did (its Ray node); ``quiet`` says that no process of it is left,
-    ``closed`` that what it wrote is with the archive too (or that it is lost).
+    ``closed`` that what it wrote is with the archive too (or that it is lost). ``transports`` are those by which NCCL
+    has reached other nodes.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Instance:
     quiet: bool = False
     closed: bool = False
     note: str | None = None
+    transports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,9 @@ def checked_id(job_id: str) -> str:
     return job_id
 
 
-def info(job: Job, outputs: str | None = None) -> JobInfo:
-    """Return the job as every surface shows it."""
+def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobInfo:
+    """Return the job as every surface shows it; with ``network`` also what its plan says of network and RDMA."""
+    plan = _plan_if_known(job) if network else None
     return JobInfo(
         id=job.id,
         name=job.spec.name or job.id,
@@ -168,12 +171,34 @@ def info(job: Job, outputs: str | None = None) -> JobInfo:
         submitted_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
-        instances=tuple(_instance_info(item) for item in job.instances),
+        instances=tuple(_instance_info(item, plan) for item in job.instances),
         pending=job.pending,
         labels=job.spec.labels,
         cluster=job.cluster,
         outputs=outputs,
+        rdma=_rdma_info(job, plan),
     )
+
+
+def _plan_if_known(job: Job) -> Plan | None:
+    """Return the plan; None while there are not all facts, and where there is none at all."""
+    if not job.instances:
+        return None
+    try:
+        return plan_of(job)
+    except PlanError:
+        return None
+
+
+def _rdma_info(job: Job, plan: Plan | None) -> str | None:
+    """What NCCL has said counts; before that, what was planned."""
+    seen = transports.usage([name for item in job.instances for name in item.transports])
+    if plan is None or (not plan.rdma.on and not plan.rdma.worth_telling):
+        return seen
+    if plan.rdma.on:
+        return seen or "not known yet"
+    off = f"off: {rdma.told(plan.rdma.missing)}" if plan.rdma.missing else "off"
+    return seen if seen is not None and not seen.startswith("not ") else off
 
 
 def _known(item: Instance) -> Facts:
@@ -188,7 +213,7 @@ def _job_exit_code(job: Job) -> int | None:
     return 0 if job.reason is Reason.COMPLETED else None
 
 
-def _instance_info(item: Instance) -> InstanceInfo:
+def _instance_info(item: Instance, plan: Plan | None) -> InstanceInfo:
     return InstanceInfo(
         name=item.name,
         group=item.group,
@@ -200,4 +225,17 @@ def _instance_info(item: Instance) -> InstanceInfo:
         exit_code=item.ended.code if item.ended else None,
         signal=item.ended.signal if item.ended else None,
         note=item.note,
+        gpus=item.facts.gpus if item.facts else (),
+        variables=_variables(item, plan),
     )
+
+
+def _variables(item: Instance, plan: Plan | None) -> dict[str, Variable]:
+    """Return what was set about network and GPUs, with where it comes from."""
+    if plan is None:
+        return {}
+    environment = plan.environment[item.name]
+    return {
+        name: Variable(value=environment[name] or "", origin=origin)
+        for name, origin in plan.origins.get(item.name, {}).items()
+    }

@@ -59,10 +59,13 @@ def readable(rows: Iterable[JobRow]) -> Iterator[tuple[JobRow, Job]]:
             log.error("%s", error)
 
 
-def info_of(job: Job, home: Path) -> JobInfo:
-    """Return the job as every surface shows it, with the folder of its outputs on the head if it has any."""
+def info_of(job: Job, home: Path, *, network: bool = False) -> JobInfo:
+    """Return the job as every surface shows it, with the folder of its outputs on the head if it has any.
+
+    ``network``: see ``job.info``; it takes making the job's plan.
+    """
     outputs = JobFolder(home, job.id).root / "outputs"
-    return info(job, outputs=str(outputs) if outputs.is_dir() else None)
+    return info(job, outputs=str(outputs) if outputs.is_dir() else None, network=network)
 
 
 def read_info(row: JobRow, store: Store) -> JobInfo:
@@ -71,7 +74,7 @@ def read_info(row: JobRow, store: Store) -> JobInfo:
     An embedded run that was killed leaves its job as it was; its cluster's name never comes again, so nobody will
     end it. Such a job is shown as ``abandoned``.
     """
-    return _shown(row, read_job(row), store)
+    return _shown(row, read_job(row), store, network=True)
 
 
 def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
@@ -79,8 +82,8 @@ def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
     return [_shown(row, job, store) for row, job in readable(rows)]
 
 
-def _shown(row: JobRow, job: Job, store: Store) -> JobInfo:
-    shown = info_of(job, store.home)
+def _shown(row: JobRow, job: Job, store: Store, network: bool = False) -> JobInfo:
+    shown = info_of(job, store.home, network=network)
     orphaned = (
         row.cluster.startswith(EMBEDDED) and not shown.state.terminal and not store.controlled(row.cluster)
     )

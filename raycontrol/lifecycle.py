@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from raycontrol import verdicts
+from raycontrol import transports, verdicts
 from raycontrol.errors import PlanError
 from raycontrol.events import (
     CarryOutStage,
@@ -44,6 +44,7 @@ from raycontrol.events import (
     StopInstance,
     StopRequested,
     TimePassed,
+    TransportSeen,
     WatchInstance,
     WorldBroken,
     WorldFailed,
@@ -298,6 +299,17 @@ def _noted(job: Job, event: InstanceNoted) -> Change:
     return job, f"{event.instance}: {event.message}"
 
 
+def _transport_seen(job: Job, event: TransportSeen) -> Change:
+    """Keep how NCCL reaches other nodes; warn when RDMA is on and NCCL does without."""
+    known = job.instance(event.instance).transports
+    if event.transport in known:
+        return None
+    told = f"{event.instance}: NCCL reaches other nodes via NET/{event.transport}"
+    if event.transport == transports.SOCKET and _known_plan(job).rdma.on:
+        told += " although RDMA is on: look for `NET/IB` in its log, which says why"
+    return _with(job, event.instance, transports=(*known, event.transport)), told
+
+
 def _runs_gone(job: Job, event: RunsGone) -> Change:
     if job.state is not JobState.STOPPING or job.instance(event.instance).quiet:
         return None
@@ -394,6 +406,7 @@ _HANDLERS: dict[type, Callable[..., Change]] = {
     WorldBroken: _world_broken,
     WorldFailed: _world_failed,
     InstanceNoted: _noted,
+    TransportSeen: _transport_seen,
     RunsGone: _runs_gone,
     InstanceClosed: _closed,
     InstanceLost: _lost,
@@ -427,7 +440,8 @@ def _begin(job: Job, at: float) -> Change:
         plan = plan_of(job)
     except PlanError as error:
         return _stop(job, at, Verdict(reason=Reason.PLAN_FAILED, summary=str(error)), because=str(error))
-    return _enter(job, JobState.STARTING, job.reason, at), f"prepared; stage: {plan.stages[0].name}"
+    told = "; ".join(["prepared", *plan.notes, f"stage: {plan.stages[0].name}"])
+    return _enter(job, JobState.STARTING, job.reason, at), told
 
 
 def _next_stage(job: Job, at: float) -> Change:

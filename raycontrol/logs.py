@@ -4,6 +4,7 @@ Files hold the bytes exactly as the job wrote them. Only views know about lines:
 text as they come, ``tail`` shows the end of a file. The layout, below ``RAYCONTROL_HOME``::
 
     jobs/<job>/logs/<attempt>/<instance>.log
+    jobs/<job>/usage/<attempt>/<instance>.jsonl   samples of what it used
     jobs/<job>/outputs/<instance>/…
     jobs/<job>/incoming/<instance>/…              outputs on their way
     packages/<sha256>.tar
@@ -34,9 +35,13 @@ class JobFolder:
         self.root = jobs_folder(home) / checked_name("job", job_id)
 
     def logs(self, attempt: int) -> Path:
-        if attempt < 0:
-            raise UsageError(f"attempt: must be at least 0, got {attempt}")
-        return self.root / "logs" / str(int(attempt))
+        return self.root / "logs" / checked_attempt(attempt)
+
+    def usages(self, attempt: int) -> Path:
+        return self.root / "usage" / checked_attempt(attempt)
+
+    def usage(self, instance: str, attempt: int) -> Path:
+        return self.usages(attempt) / f"{checked_name('instance', instance)}.jsonl"
 
     def log(self, instance: str, attempt: int) -> Path:
         return self.logs(attempt) / f"{checked_name('instance', instance)}.log"
@@ -108,6 +113,12 @@ def checked_name(what: str, name: str) -> str:
             f"got {name!r}"
         )
     return name
+
+
+def checked_attempt(attempt: int) -> str:
+    if attempt < 0:
+        raise UsageError(f"attempt: must be at least 0, got {attempt}")
+    return str(int(attempt))
 
 
 def checked_digest(digest: str) -> str:

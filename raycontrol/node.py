@@ -1,4 +1,4 @@
-"""One node of the cluster: package cache, folders of jobs, port leases, and the sweep of processes nobody supervises.
+"""One node of the cluster: its facts, package cache, folders of jobs, port leases, and the sweep of processes nobody supervises.
 
 A plain class; ``cluster`` makes a detached actor of it, one per Ray node.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from raycontrol import nodefacts, process
+from raycontrol import nodefacts, ports, process
 from raycontrol.disk import (
     TEMP_LINK,
     erase_hidden,
@@ -22,6 +24,7 @@ from raycontrol.disk import (
     remove_tree,
 )
 from raycontrol.errors import RaycontrolError
+from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.packages import PackageCache
 
 log = logging.getLogger(__name__)
@@ -31,8 +34,14 @@ RELEASE_S = 8.0
 """How long ``release`` waits for the end of what cannot be ended at once: less than its caller waits for the answer."""
 LOOK_S = 0.05
 MOST_REMEMBERED = 10_000
+LOOKUP_S = 5.0
+LOOKUPS_AT_ONCE = 256
+LOOPBACK = "127.0.0.1"
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
+Collect = Callable[[], NodeFacts]
+Resolve = Callable[[str], str]
+"""Return the name of an address; raises OSError when it has none."""
 
 
 class NotReleased(RaycontrolError):
@@ -44,12 +53,17 @@ class AlreadyReleased(RaycontrolError):
 
 
 class Node:
-    """What instances and the controller need of a node. ``read_package`` fetches bytes of a package from the archive."""
+    """What instances and the controller need of a node.
+
+    ``read_package`` fetches bytes of a package from the archive; ``collect`` returns the node's facts (default: those
+    of this machine, as a node by itself), and may block.
+    """
 
     def __init__(
         self,
         scratch: str,
         read_package: ReadPackage,
+        collect: Collect | None = None,
         *,
         sweep_s: float = SWEEP_S,
         release_s: float = RELEASE_S,
@@ -59,6 +73,7 @@ class Node:
         self._shared = self._scratch.parent / "code"
         private_folder(self._scratch)
         private_folder(self._jobs)
+        self._facts = SharedFacts(collect or Collector(self._scratch, LOOPBACK, dict))
         self._cache = PackageCache(self._scratch / "packages")
         self._read_package = read_package
         self._ledger = self._scratch / "ports.json"
@@ -68,9 +83,17 @@ class Node:
         self._copies: dict[str, set[asyncio.Future[None]]] = {}
         self._released: dict[tuple[str, str], None] = {}
 
-    async def facts(self) -> dict[str, object]:
-        """Return what this node is, for people."""
-        return nodefacts.summary(self._scratch)
+    async def facts(self, fresh: bool = True) -> NodeFacts:
+        """Return what this node is; unless ``fresh``, what was found last will do."""
+        return await self._facts.get(fresh)
+
+    async def look_up(self, ips: Sequence[str], limit_s: float = LOOKUP_S) -> tuple[Lookup, ...]:
+        """Return how long this node takes to find the names of these addresses."""
+        return await look_up(ips, limit_s)
+
+    async def now(self) -> float:
+        """Return this node's clock, in seconds since the epoch."""
+        return time.time()
 
     async def code_dir(self, job_id: str, package: str | None) -> str:
         """Return the job's code folder on this node, made on the first call: a writable copy of the package, or empty.
@@ -92,7 +115,7 @@ class Node:
         self._refuse_released("attempt", attempt_id)
         key = f"{attempt_id} {purpose}"
         if key not in self._ports:
-            self._ports[key] = nodefacts.free_port(set(self._ports.values()))
+            self._ports[key] = ports.free_port(set(self._ports.values()))
             self._write_ledger()
         return self._ports[key]
 
@@ -208,6 +231,68 @@ class Node:
             fresh.replace(self._ledger)
         except OSError as error:
             log.warning("leases of ports are not on the disk: %s", error)
+
+
+class Collector:
+    """Collects a node's facts: what does not change while the node lives (compilers, PyTorch, …) once, the rest at each call.
+
+    ``environment`` returns the variables that the node's jobs start from.
+    """
+
+    def __init__(self, scratch: Path, ip: str, environment: Callable[[], Mapping[str, str]]) -> None:
+        self._scratch = scratch
+        self._ip = ip
+        self._environment = environment
+        self._installed: nodefacts.Installed | None = None
+
+    def __call__(self) -> NodeFacts:
+        environment = self._environment()
+        if self._installed is None:
+            self._installed = nodefacts.installed(environment)
+        return nodefacts.collect(self._scratch, self._ip, environ=environment, installed=self._installed)
+
+
+class SharedFacts:
+    """Facts that are collected in a thread; calls that come while it is under way get what it finds."""
+
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+        self._last: NodeFacts | None = None
+        self._collecting: asyncio.Future[NodeFacts] | None = None
+
+    async def get(self, fresh: bool) -> NodeFacts:
+        if self._last is not None and not fresh:
+            return self._last
+        if self._collecting is None or self._collecting.done():
+            self._collecting = asyncio.ensure_future(asyncio.to_thread(self._collect))
+        self._last = await asyncio.shield(self._collecting)
+        return self._last
+
+
+async def look_up(
+    ips: Sequence[str], limit_s: float, resolve: Resolve = lambda ip: socket.gethostbyaddr(ip)[0]
+) -> tuple[Lookup, ...]:
+    """Return how long the names of these addresses take to find, all at once; ``limit_s`` for those not found by then."""
+    if not ips:
+        return ()
+    threads = ThreadPoolExecutor(min(len(ips), LOOKUPS_AT_ONCE), thread_name_prefix="lookup")
+    loop = asyncio.get_running_loop()
+    asked = {ip: loop.run_in_executor(threads, _look_up, ip, resolve) for ip in ips}
+    await asyncio.wait(asked.values(), timeout=limit_s)
+    threads.shutdown(wait=False, cancel_futures=True)  # a resolver cannot be hurried, and nobody waits for it
+    return tuple(
+        answer.result() if answer.done() and not answer.cancelled() else Lookup(ip=ip, seconds=limit_s)
+        for ip, answer in asked.items()
+    )
+
+
+def _look_up(ip: str, resolve: Resolve) -> Lookup:
+    started = time.monotonic()
+    try:
+        name = resolve(ip)
+    except (OSError, UnicodeError):
+        name = None
+    return Lookup(ip=ip, seconds=round(time.monotonic() - started, 3), name=name)
 
 
 def _read_ledger(path: Path) -> dict[str, int]:

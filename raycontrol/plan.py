@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raycontrol.hardware import Essentials
+
 
 @dataclass(frozen=True)
 class Brief:
@@ -32,7 +34,8 @@ class Facts:
     ``private_dir`` is this instance's own folder of this attempt; ``python`` and ``package_dir`` are raycontrol's
     interpreter and files on the node; ``root`` says that programs run as root. ``login_key`` and ``host_key`` are
     the public keys of its ssh endpoint. ``temp_dir`` is a folder of this attempt with a short path, for sockets;
-    ``memory`` and ``object_store`` are bytes that a Ray node of this instance may say it has. All text, so that a plan can be made with symbolic facts
+    ``memory`` and ``object_store`` are bytes that a Ray node of this instance may say it has. ``hardware`` is what
+    the node is made of, None in symbolic facts. The rest is text, so that a plan can be made with symbolic facts
     (``<ip of worker-0>``) when there is no cluster.
     """
 
@@ -54,6 +57,7 @@ class Facts:
     temp_dir: str = ""
     memory: str = ""
     object_store: str = ""
+    hardware: Essentials | None = None
 
 
 ASKED = "asked"
@@ -145,6 +149,20 @@ class SharedSecret:
 
 
 @dataclass(frozen=True)
+class Rdma:
+    """Whether NCCL is to use RDMA, by which preset, and ``missing``: what stands in its way.
+
+    ``on`` is None as long as that depends on nodes that are not known; ``worth_telling`` says that somebody who submits
+    such a job would expect it.
+    """
+
+    on: bool | None = False
+    preset: str | None = None
+    missing: tuple[str, ...] = ()
+    worth_telling: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """The whole of what will be done.
 
@@ -156,6 +174,9 @@ class Plan:
     ``servers`` work for the others and not for themselves: they are stopped when the others have ended, and one that
     ends before the deciders has failed, also with exit 0, unless it is a decider itself or ``dispensable``. ``finishers`` may go on for
     ``finish_s`` seconds after the deciders. ``secret`` is known to all instances, and to nobody else.
+
+    ``origins[name]`` says of variables about network and GPUs where their values come from, ``rdma`` whether NCCL is to
+    use RDMA and why not, ``notes`` what else the facts told that a person should know.
     """
 
     mode: str
@@ -170,6 +191,9 @@ class Plan:
     finishers: frozenset[str] = frozenset()
     finish_s: float = 0.0
     secret: SharedSecret | None = None
+    origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rdma: Rdma = Rdma()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,19 +266,31 @@ def render(plan: Plan) -> str:
         lines.append(f"{_names(plan.finishers)}: may go on for {plan.finish_s:g} s after that")
     if plan.secret is not None:
         lines.append(f"{plan.secret.maker} makes a secret, which every instance has in {plan.secret.path}")
+    if (rdma := _rdma_line(plan.rdma)) is not None:
+        lines.append(rdma)
+    lines += plan.notes
     for name, variables in plan.environment.items():
+        origins = plan.origins.get(name, {})
         group, role = variables.get("RAYCONTROL_GROUP"), variables.get("RAYCONTROL_ROLE")
         lines.append(f"\n{name} (group {group}, role {role}):")
         if files := plan.files.get(name):
             lines.append(f"  has files {' '.join(files)}")
         for key, value in variables.items():
-            lines.append(f"  unset {key}" if value is None else f"  {key}={value}")
+            origin = f"  # {origins[key]}" if key in origins else ""
+            lines.append(f"  unset {key}" if value is None else f"  {key}={value}{origin}")
     for number, stage in enumerate(plan.stages, start=1):
         lines.append(f"\nstage {number}: {stage.name} (at most {stage.limit_s:g} s), then: {stage.says}")
         lines += [f"  {_describe(condition)}" for condition in stage.until]
         for name, runs in stage.runs.items():
             lines += [f"  {name} runs {run.name}: {_command(run)}" for run in runs]
     return "\n".join(lines)
+
+
+def _rdma_line(rdma: Rdma) -> str | None:
+    if rdma.on is None:
+        when = "if every instance gets all GPUs of its node and the nodes have RDMA"
+        return f"RDMA: on {when} (`--set rdma=on` shows the variables of preset {rdma.preset})"
+    return f"RDMA: on (preset {rdma.preset})" if rdma.on else None
 
 
 def _names(names: frozenset[str]) -> str:

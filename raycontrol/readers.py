@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
+from raycontrol.hardware import InstanceUsage
 from raycontrol.jobrows import read_info, read_infos, read_job
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.store import JobRow, Store
@@ -51,6 +52,9 @@ class Reader(Protocol):
         instances: Collection[str] | None,
     ) -> dict[str, bytes]:
         """Return bytes past the offsets (with ``instances``, of their logs only); wait up to ``timeout_s`` for the first."""
+
+    def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+        """Return the last samples of each instance's usage, oldest first."""
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         """Ask a job to stop."""
@@ -100,6 +104,9 @@ class ClusterReader:
         archive = self._session.archive()
         call = archive.follow.remote(job_id, attempt, offsets, timeout_s, max_bytes, instances=instances)
         return self._ask(call)  # type: ignore[no-any-return]
+
+    def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+        return self._ask(self._session.archive().usage_of.remote(job_id, attempt, last))  # type: ignore[no-any-return]
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         return self._ask(self._controller.stop.remote(job_id, why, force))  # type: ignore[no-any-return]
@@ -169,6 +176,9 @@ class StoreReader:
             if news or time.monotonic() > deadline:
                 return news
             time.sleep(POLL_S)
+
+    def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+        return completed(self._archive.usage_of(job_id, attempt, last))
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         info = self.info(job_id)

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from raycontrol import presets
 from raycontrol.errors import UsageError
+from raycontrol.specparts import Site
 
 FILE_NAME = "settings.yaml"
 DEFAULT_HOME = "~/.raycontrol"
@@ -33,7 +35,8 @@ class Settings:
     ``keep_days`` and ``keep_gib`` limit what finished jobs keep; ``package_cap_mib`` is the largest working
     directory that is packed; below ``min_free_mib`` of free space nothing is shipped to the archive;
     ``scratch`` is where instances work on their node (default: Ray's session folder); ``ray_tmpdir`` is below
-    which folder Ray keeps its own. ``sources`` says, by field, where a value that is not a default came from.
+    which folder Ray keeps its own. Jobs that leave it open get ``rdma_preset``, RDMA by itself only on nodes with
+    ``rdma_min_gpus`` GPUs, and an event when their GPUs were idle for ``idle_gpu_warn_s`` seconds (0: none). ``sources`` says, by field, where a value that is not a default came from.
     """
 
     home: str = DEFAULT_HOME
@@ -46,6 +49,9 @@ class Settings:
     min_free_mib: int = 200
     scratch: str | None = None
     ray_tmpdir: str = "/tmp"
+    rdma_preset: str = "auto"
+    rdma_min_gpus: int = 8
+    idle_gpu_warn_s: float = 600
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -82,6 +88,11 @@ class Settings:
     @property
     def min_free_bytes(self) -> int:
         return self.min_free_mib * 1024**2
+
+    @property
+    def site(self) -> Site:
+        """What jobs get that leave it open."""
+        return Site(self.rdma_preset, self.rdma_min_gpus, self.idle_gpu_warn_s)
 
     def variables(self) -> dict[str, str]:
         """The environment variables by which another process comes to the same settings."""
@@ -155,6 +166,12 @@ def _whole(least: int) -> Callable[[object], int]:
     return parse
 
 
+def _preset(raw: object) -> str:
+    if raw not in presets.names():
+        raise ValueError(f"must be one of {', '.join(presets.names())}")
+    return str(raw)
+
+
 FIELDS: Mapping[str, Field] = {
     "home": Field("RAYCONTROL_HOME", _path),
     "cluster": Field("RAYCONTROL_CLUSTER", _text),
@@ -166,6 +183,9 @@ FIELDS: Mapping[str, Field] = {
     "min_free_mib": Field("RAYCONTROL_MIN_FREE_MIB", _whole(0)),
     "scratch": Field("RAYCONTROL_SCRATCH", _path),
     "ray_tmpdir": Field("RAY_TMPDIR", _path),
+    "rdma_preset": Field("RAYCONTROL_RDMA_PRESET", _preset),
+    "rdma_min_gpus": Field("RAYCONTROL_RDMA_MIN_GPUS", _whole(1)),
+    "idle_gpu_warn_s": Field("RAYCONTROL_IDLE_GPU_WARN_S", _amount),
 }
 
 

@@ -41,8 +41,9 @@ HURRY_S = 1.0
 class Shipper:
     """Ships one growing log file. ``start`` it, and ``finish`` it when nothing writes the file any more.
 
+    ``on_data(data)`` is called with every piece that is sent, and again with one that had to be sent again.
     ``on_trouble(message)`` is called once when the archive begins to fail (unreachable, below its floor of free
-    space), ``on_recovered()`` when it takes bytes again; between them it tries on for ever. Neither may raise.
+    space), ``on_recovered()`` when it takes bytes again; between them it tries on for ever. None of them may raise.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Shipper:
         path: str | os.PathLike[str],
         append: Append,
         *,
+        on_data: Callable[[bytes], None] = lambda data: None,
         on_trouble: Callable[[str], None] = lambda message: None,
         on_recovered: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
@@ -57,6 +59,7 @@ class Shipper:
     ) -> None:
         self._file = GrowingFile(Path(path))
         self._append = append
+        self._on_data = on_data
         self._on_trouble = on_trouble
         self._on_recovered = on_recovered
         self._chunk_bytes = chunk_bytes
@@ -122,6 +125,7 @@ class Shipper:
     async def _send(self, data: bytes | None) -> None:
         if data is None:
             data = await asyncio.to_thread(self._file.read, self.held, self._chunk_bytes)
+            self._on_data(data)
         before = self.held
         try:
             self.held = await asyncio.wait_for(self._append(before, data), CALL_LIMIT_S)

@@ -35,11 +35,15 @@ from raycontrol.specparts import (
     Part,
     Placement,
     RayOptions,
+    Rdma,
+    RdmaField,
     Resources,
     RunOn,
+    Site,
     Slots,
     Success,
     Timeouts,
+    When,
     Whole,
     as_part,
     groups_of,
@@ -58,10 +62,13 @@ __all__ = [
     "Mode",
     "Placement",
     "RayOptions",
+    "Rdma",
     "Resources",
     "RunOn",
+    "Site",
     "Success",
     "Timeouts",
+    "When",
     "build",
     "load",
     "members",
@@ -96,6 +103,8 @@ class JobSpec(Part):
     """Let instances reach each other with ssh, scp and rsync; jobs of the modes mpi and horovod always do."""
     share_gpus: Bool = False
     """Allow more slots than GPUs."""
+    rdma: RdmaField = Rdma()
+    """Whether and how NCCL uses RDMA: auto, on, off, or {when: auto, preset: hcc}."""
     groups: Groups = Field(default_factory=dict)
     """Groups of instances that are alike, by name."""
     env: Env = Field(default_factory=dict)
@@ -146,6 +155,18 @@ class JobSpec(Part):
         return self.model_copy(
             update={"name": _as_name(default) or _as_name(_first_word(self.command)) or "job"}
         )
+
+    def settled(self, site: Site) -> JobSpec:
+        """This spec with the site's values where it leaves the choice to the site."""
+        rdma = Rdma(
+            when=self.rdma.when,
+            preset=self.rdma.preset or site.rdma_preset,
+            min_gpus=self.rdma.min_gpus or site.rdma_min_gpus,
+        )
+        idle_s = self.timeouts.idle_gpu_warn_s
+        idle_s = site.idle_gpu_warn_s if idle_s is None else idle_s
+        timeouts = self.timeouts.model_copy(update={"idle_gpu_warn_s": idle_s})
+        return self.model_copy(update={"rdma": rdma, "timeouts": timeouts})
 
 
 # -- ways in ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -24,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from raycontrol import presets
 from raycontrol.errors import SpecError
 from raycontrol.specfaults import LINE, WORDS, faults_of, problems_of
 from raycontrol.status import Word
@@ -66,6 +68,14 @@ class Success(Word):
 
     CHIEF = "chief"
     ALL = "all"
+
+
+class When(Word):
+    """``auto``: where the job and its nodes allow it; ``on``: what is missing is an error; ``off``: never."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovodrun")
@@ -143,7 +153,8 @@ Gpu = Annotated[
     Number,
     _rule(
         lambda gpu: gpu >= 0 and (gpu == int(gpu) or (gpu < 1 and gpu == round(gpu, 2))),
-        "must be a whole number, or a fraction below 1 with at most two decimals such as 0.5",
+        "must be a whole number, or a fraction below 1 with at most two decimals such as 0.5: "
+        "an instance gets whole GPUs, or a share of one",
     ),
     Field(json_schema_extra={"minimum": 0}),
 ]
@@ -290,6 +301,36 @@ class Timeouts(Part):
     """Time between the request to end (SIGTERM) and SIGKILL."""
     evaluator_wait_s: Annotated[Number, Field(ge=0)] = 300
     """Mode ps: how long an evaluator may go on when the job's work is done, for its last round."""
+    idle_gpu_warn_s: Annotated[Number, Field(ge=0)] | None = None
+    """Tell when an instance's GPUs have been idle for so long; 0 never; by default the site's."""
+
+
+class Rdma(Part):
+    """Whether and how the job uses RDMA. What a site leaves open is in its settings (``rdma_preset``, ``rdma_min_gpus``)."""
+
+    when: When = When.AUTO
+    """auto: when every instance holds all GPUs of a node of its own and the nodes have RDMA; on: or fail; off."""
+    preset: (
+        Annotated[
+            Text,
+            _rule(lambda name: name in presets.names(), f"must be one of {', '.join(presets.names())}"),
+            Field(json_schema_extra={"enum": list(presets.names())}),
+        ]
+        | None
+    ) = None
+    """The set of variables: auto (from the nodes' facts) or one with fixed values; by default the site's."""
+    min_gpus: Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)] | None = None
+    """auto: how many GPUs a node must have at least; by default the site's."""
+
+
+def _rdma(value: Any) -> Any:
+    """``rdma: on`` is short for ``rdma: {when: on}``."""
+    if not isinstance(value, str | Mapping | Rdma):
+        raise PydanticCustomError("rule", "{rule}", {"rule": "must be auto, on or off, or a mapping"})
+    return {"when": value} if isinstance(value, str) else value
+
+
+RdmaField = Annotated[Rdma, BeforeValidator(_rdma, json_schema_input_type=When | Rdma)]
 
 
 class RayOptions(Part):
@@ -299,6 +340,15 @@ class RayOptions(Part):
     """Start Ray's dashboard on the head, and with it `ray job submit`."""
     tolerate_worker_loss: Bool = False
     """Go on when the Ray node of a worker ends or its machine is lost while the job runs; by default the job fails."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a job gets of the site's settings where its spec leaves it open."""
+
+    rdma_preset: str = "auto"
+    rdma_min_gpus: int = 8
+    idle_gpu_warn_s: float = 600.0
 
 
 def _given(value: Any) -> Any:

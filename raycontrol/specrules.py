@@ -70,7 +70,7 @@ def checked(
 def _written(data: Mapping[Any, Any]) -> dict[Any, Any]:
     """``data`` without what is null (a field with nothing after its colon was not given; an empty group is a group)."""
     fields = {key: value for key, value in data.items() if value is not None}
-    for part in ("resources", "timeouts", "ray"):
+    for part in ("resources", "timeouts", "ray", "rdma"):
         if isinstance(fields.get(part), dict):
             fields[part] = {key: value for key, value in fields[part].items() if value is not None}
     groups = fields.get("groups")

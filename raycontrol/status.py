@@ -105,8 +105,18 @@ class Verdict(Model):
     hint: str | None = None
 
 
+class Variable(Model):
+    """A variable of an instance's environment. ``origin``: a preset, the node's interface, the job's env, …"""
+
+    value: str
+    origin: str
+
+
 class InstanceInfo(Model):
-    """One instance of a job's current (or last) attempt. ``note`` says, for example, that it was stopped because a peer failed."""
+    """One instance of a job's current (or last) attempt. ``note`` says, for example, that it was stopped because a peer failed.
+
+    ``gpus`` are the ids of the GPUs that it has; ``variables`` what was set about network and GPUs (not in lists of jobs).
+    """
 
     name: str
     group: str
@@ -118,6 +128,8 @@ class InstanceInfo(Model):
     exit_code: int | None = None
     signal: int | None = None
     note: str | None = None
+    gpus: tuple[str, ...] = ()
+    variables: dict[str, Variable] = Field(default_factory=dict)
 
 
 class JobInfo(Model):
@@ -126,6 +138,7 @@ class JobInfo(Model):
     ``exit_code`` is the code of the job's start command; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
     not ended and nobody is left to end it. ``outputs`` is a folder on the head, None while nothing was collected.
+    ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
     """
 
     id: str
@@ -146,6 +159,7 @@ class JobInfo(Model):
     labels: dict[str, str] = Field(default_factory=dict)
     cluster: str = ""
     outputs: str | None = None
+    rdma: str | None = None
     abandoned: bool = False
 
     @property

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raycontrol.errors import ClusterUnreachable, JobNotFound, WaitTimeout
+from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.status import Event, InstanceInfo, InstanceState, JobInfo, JobState, Reason
 
 SUBMITTED_AT = 1_700_000_000.0
@@ -50,6 +51,7 @@ class FakeJob:
         self._obeys = obeys
         self._events: list[Event] = []
         self._lines: list[tuple[str, str]] = []
+        self._usage: dict[str, tuple[InstanceUsage, ...]] = {}
         self._changed = threading.Condition()
 
     def becomes(
@@ -81,6 +83,12 @@ class FakeJob:
                 )
             )
             self._changed.notify_all()
+
+    def uses(self, name: str, *samples: InstanceUsage) -> None:
+        self._usage[name] = samples
+
+    def usage(self, last: int = 1) -> dict[str, tuple[InstanceUsage, ...]]:
+        return {name: samples[-last:] for name, samples in self._usage.items()}
 
     def prints(self, name: str, line: str) -> None:
         with self._changed:
@@ -173,6 +181,7 @@ class FakeClient:
         self.calls: list[tuple[str, Any]] = []
         self.on_submit: Callable[[], None] = lambda: None
         self.offline: str | None = None
+        self.known_nodes: list[NodeInfo] = []
 
     def __call__(self, address: str | None = None, *, embedded: bool = False) -> FakeClient:
         self.calls.append(("client", (address, embedded)))
@@ -213,6 +222,10 @@ class FakeClient:
     def prune(self, *, older_than_days: float | None, keep_gib: float | None, dry_run: bool) -> list[JobInfo]:
         self.calls.append(("prune", (older_than_days, keep_gib, dry_run)))
         return [job.info() for job in self.jobs.values() if job.info().state.terminal]
+
+    def nodes(self, names: Sequence[str] | None = None, *, check: bool = False) -> list[NodeInfo]:
+        self.calls.append(("nodes", (names, check)))
+        return [node for node in self.known_nodes if names is None or node.name in names]
 
     def controller_status(self) -> dict[str, Any]:
         return {"running": True, "version": "0.1.0", "unfinished_jobs": 2, "pid": 7, "ray": "10.0.0.1:6379"}

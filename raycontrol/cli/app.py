@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raycontrol.cli import controller, jobs, offline, run
+from raycontrol.cli import controller, jobs, nodes, offline, run, top
 
 
 class WithCommand(TyperCommand):
@@ -28,6 +28,13 @@ controller_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Look at the cluster's controller, or replace it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+node_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at one node of the cluster.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -61,11 +68,16 @@ app.command("list", short_help="List jobs: unfinished ones and the last 20.")(jo
 app.command(short_help="Show everything about one job.")(jobs.get)
 app.command(short_help="Print what a job's programs wrote.")(jobs.logs)
 app.command(short_help="Print every change of a job.")(jobs.events)
+app.command(short_help="Show what running jobs use, live.")(top.top)
 app.command(short_help="Wait for a job's end, exit with its status.")(jobs.wait)
 app.command(short_help="Ask jobs to stop.")(jobs.stop)
 app.command(cls=WithCommand, short_help="Print what a job would do; starts nothing.")(offline.plan)
 app.command(short_help="Print a job's variables for this shell.")(offline.env)
 app.command(short_help="Print the JSON Schema of a spec.")(offline.schema)
+app.command("nodes", short_help="List the cluster's nodes and who uses them.")(nodes.list_nodes)
+app.add_typer(node_app, name="node", short_help="Look at one node.")
+node_app.command(short_help="Show everything about it.")(nodes.show)
+app.command(short_help="Check the nodes: ok, or what to do.")(nodes.doctor)
 app.command(short_help="Remove old ended jobs, their logs and outputs.")(jobs.prune)
 app.add_typer(controller_app, name="controller", short_help="Show or replace the cluster's controller.")
 controller_app.command(short_help="Show where it runs, its version, home and jobs.")(controller.status)

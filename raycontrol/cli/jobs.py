@@ -12,10 +12,11 @@ import typer
 
 from raycontrol.cli import options
 from raycontrol.cli.services import Services
-from raycontrol.errors import UsageError
+from raycontrol.errors import RaycontrolError, UsageError
 
 if TYPE_CHECKING:
     from raycontrol.client import Client, JobHandle
+    from raycontrol.hardware import InstanceUsage
     from raycontrol.status import Event, JobInfo, JobState
 
 FINISHED_SHOWN = 20
@@ -58,7 +59,7 @@ def list_jobs(
     """
     services: Services = context.obj
     wanted = _states(states or [])
-    with services.client(address) as client, _says_when_offline(services, client):
+    with services.client(address) as client, says_when_offline(services, client):
         if everything or wanted or limit is not None:
             jobs = client.list(states=wanted or None, user=user, limit=limit)
         else:
@@ -87,11 +88,12 @@ def get(
     """
     services: Services = context.obj
     with services.client(address) as client:
-        info = _job(services, client, job_id).info()
+        job = _job(services, client, job_id)
+        info, usage = job.info(), _last_usage(services, job)
     if as_json:
-        services.out.json(info.model_dump(mode="json"))
+        services.out.json({**info.model_dump(mode="json"), **_usage_document(usage)})
         return
-    _print_details(services, info)
+    _print_details(services, info, usage)
 
 
 def logs(
@@ -242,7 +244,7 @@ def stop(
     """
     services: Services = context.obj
     with services.client(address) as client:
-        with _says_when_offline(services, client):
+        with says_when_offline(services, client):
             jobs = [client.job(job_id) for job_id in job_ids]  # a wrong id stops nothing
         stopped = [job.stop(force=force) for job in jobs]
     if as_json:
@@ -296,7 +298,7 @@ def prune(
       raycontrol prune --older-than 7
     """
     services: Services = context.obj
-    with services.client(address) as client, _says_when_offline(services, client):
+    with services.client(address) as client, says_when_offline(services, client):
         removed = client.prune(older_than_days=older_than_days, keep_gib=keep_gib, dry_run=dry_run)
     if as_json:
         services.out.json([info.model_dump(mode="json") for info in removed])
@@ -308,18 +310,32 @@ def prune(
 
 
 def _job(services: Services, client: Client, job_id: str) -> JobHandle:
-    with _says_when_offline(services, client):
+    with says_when_offline(services, client):
         return client.job(job_id)
 
 
 @contextmanager
-def _says_when_offline(services: Services, client: Client) -> Iterator[None]:
+def says_when_offline(services: Services, client: Client) -> Iterator[None]:
     """Around the first look of a command: say, also beside its error, if the cluster that was named does not answer."""
     try:
         yield
     finally:
         if client.offline is not None:
             services.out.note(f"note: {client.offline}")
+
+
+def _last_usage(services: Services, job: JobHandle) -> dict[str, InstanceUsage]:
+    """Return the last sample of each instance; a job can be shown without."""
+    try:
+        return {name: samples[-1] for name, samples in job.usage().items()}
+    except RaycontrolError as error:
+        services.out.note(f"note: what the job uses is not known: {error}")
+        return {}
+
+
+def _usage_document(usage: dict[str, InstanceUsage]) -> dict[str, object]:
+    documents = {name: sample.model_dump(mode="json") for name, sample in usage.items()}
+    return {"usage": documents} if documents else {}
 
 
 def _states(words: list[str]) -> list[JobState]:
@@ -356,14 +372,21 @@ def _print_state(services: Services, info: JobInfo) -> None:
     services.out.line(f"{info.id} {with_reason(info.state, info.reason)}")
 
 
-def _print_details(services: Services, info: JobInfo) -> None:
-    from raycontrol.cli.render import INSTANCE_COLUMNS, details, instance_row, verdict_lines
+def _print_details(services: Services, info: JobInfo, usage: dict[str, InstanceUsage]) -> None:
+    from raycontrol.cli.render import INSTANCE_COLUMNS, details, instance_row, variable_lines, verdict_lines
+    from raycontrol.cli.topview import total
 
     out = services.out
-    out.details(details(info, time.time()))
+    used = total(list(usage.values())) if usage and not info.over else None
+    out.details({**details(info, time.time()), "usage": used})
     if info.instances:
         out.line()
         out.table(INSTANCE_COLUMNS, [instance_row(instance) for instance in info.instances])
+    if variables := variable_lines(info.instances):
+        out.line()
+        out.line("network and GPUs:")
+        for line in variables:
+            out.line(f"  {line}")
     if info.verdict is not None:
         out.line()
         for line in verdict_lines(info.verdict):

@@ -8,8 +8,11 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 COLOURS = {
     "SUCCEEDED": "green",
@@ -97,18 +100,24 @@ class Output:
             if value is not None:
                 self.line(f"{name:<{width}}  {value}")
 
+    @contextlib.contextmanager
+    def live(self, columns: Sequence[str]) -> Iterator[Callable[[Sequence[Sequence[str]]], None]]:
+        """Give what shows rows of a table in one place of the terminal; the last ones stay."""
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=self._stdout)
+        with (
+            self._reader(),
+            Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as place,
+        ):
+            yield lambda rows: place.update(_fitted(columns, rows), refresh=True)
+
     def _rich_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for number, column in enumerate(columns):
-            table.add_column(column, no_wrap=number == 0, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
         with self._stdout_lock, self._reader():
-            Console(file=self._stdout).print(table)
+            Console(file=self._stdout).print(_fitted(columns, rows))
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         lines = [columns, *rows]
@@ -132,6 +141,18 @@ class Output:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stdout.fileno())
             os.close(nowhere)
+
+
+def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
+    return table
 
 
 def _colours_wanted() -> bool:

@@ -42,14 +42,17 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NODES_SHOWN} more" if len(names) > NODES_SHOWN else ""
+    return ", ".join(names[:NODES_SHOWN]) + more
+
+
 def nodes_line(info: JobInfo) -> str:
     """Return ``2 instances on host-a, host-b``, or nothing when the job has none."""
     if not info.instances:
         return ""
     nodes = list(dict.fromkeys(instance.node for instance in info.instances))
-    shown = ", ".join(nodes[:NODES_SHOWN])
-    more = f" and {len(nodes) - NODES_SHOWN} more" if len(nodes) > NODES_SHOWN else ""
-    return f"{_count(len(info.instances), 'instance')} on {shown}{more}"
+    return f"{_count(len(info.instances), 'instance')} on {_some(nodes)}"
 
 
 def with_reason(state: JobState, reason: Reason) -> str:
@@ -87,6 +90,7 @@ def details(info: JobInfo, now: float) -> dict[str, str | None]:
         "started": moment(info.started_at) if info.started_at is not None else None,
         "ended": moment(info.ended_at) if info.ended_at is not None else None,
         "took": _took(info, now) or None,
+        "rdma": info.rdma,
         "exit status": str(info.exit_status) if info.state.terminal else None,
         "outputs": info.outputs,
     }
@@ -103,6 +107,20 @@ def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
         _ended_with(instance),
         _one_line(instance.note or ""),
     )
+
+
+def variable_lines(instances: Sequence[InstanceInfo]) -> list[str]:
+    """Return what was set about network and GPUs: a line a variable, or one for each of its values with who has it."""
+    lines = []
+    for name in dict.fromkeys(name for item in instances for name in item.variables):
+        holders: dict[tuple[str, str], list[str]] = {}
+        for item in instances:
+            if (found := item.variables.get(name)) is not None:
+                holders.setdefault((found.value, found.origin), []).append(item.name)
+        for (value, origin), who in holders.items():
+            whom = "" if len(who) == len(instances) else f", {_some(who)}"
+            lines.append(f"{name}={value}  # {origin}{whom}")
+    return lines
 
 
 def event_line(event: Event) -> str:

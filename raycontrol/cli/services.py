@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from raycontrol.cli.output import Output
 
 if TYPE_CHECKING:
     from raycontrol.client import Client
+    from raycontrol.hardware import NodeInfo
 
 FOLLOWING = "raycontrol-follow"  # the name of threads that follow a job begins with it
 
@@ -37,6 +40,30 @@ def find_address(explicit: str | None) -> str | None:
     return find(Settings.load(), explicit)
 
 
+def this_machine() -> NodeInfo:
+    """Return this machine as a node by itself, its facts collected in this process."""
+    from pathlib import Path
+
+    from raycontrol.hardware import NodeInfo
+    from raycontrol.node import Collector
+    from raycontrol.settings import Settings
+
+    settings = Settings.load()
+    ip = _own_ip()
+    facts = Collector(Path(settings.scratch or settings.ray_tmpdir), ip, lambda: os.environ)()
+    return NodeInfo(id="", name=facts.hostname, ip=ip, facts=facts)
+
+
+def _own_ip() -> str:
+    """Return the address that this machine has towards others, as Ray looks for it; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("8.8.8.8", 80))
+        except OSError:  # no way out of this machine
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
 @dataclass
 class Services:
     """``words`` is the job's command as it stood after ``--``."""
@@ -44,4 +71,5 @@ class Services:
     out: Output
     client: ClientFactory = make_client
     find_address: Callable[[str | None], str | None] = find_address
+    this_machine: Callable[[], NodeInfo] = this_machine
     words: tuple[str, ...] = field(default=())

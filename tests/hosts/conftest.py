@@ -86,7 +86,7 @@ def needs_hosts() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three hosts, each with 4 CPUs and 4 GPUs by Ray's count; host 0 is the head."""
+    """Three hosts, each with 4 CPUs and 8 GPUs by Ray's count; host 0 is the head."""
     with Hosts(3, keep=[tmp_path_factory.getbasetemp()]) as hosts:
         hosts.start_cluster()
         cluster = Cluster(hosts, tmp_path_factory.mktemp("home"))

@@ -11,6 +11,10 @@ To Ray, torch and ssh each is a machine with an address, a name, a ``/tmp``, a `
 its own; the rest of the file system is shared. Under ``/tmp`` and the home the hosts see only ``shared``, the
 running Python and the folders named in ``keep``, all at their usual paths.
 
+Each host is set up as many real ones are, which is where launchers go wrong: beside ``eth0``, which has the address
+that Ray knows, there is ``adm0``, which is up and leads nowhere, and ``docker0``, with the same address on every
+host; and a host's own name resolves to 127.0.1.1.
+
 Several sets of hosts live side by side: each claims a number, and with it names and a subnet. The claim ends with
 the process that made it, and its hosts with it; what such a process leaves behind (it was killed) the next one to
 claim the number removes. Needs root.
@@ -116,11 +120,12 @@ class Host:
 class Hosts:
     """``count`` hosts, up from ``start`` (or entering ``with``) to ``stop``. Host ``i`` has the address ``ip(i)``.
 
-    ``keep`` are folders below ``/tmp`` or the home that the hosts see too.
+    ``keep`` are folders below ``/tmp`` or the home that the hosts see too. With ``ipv6`` ``eth0`` has no IPv4 address.
     """
 
-    def __init__(self, count: int, keep: Sequence[Path] = ()) -> None:
+    def __init__(self, count: int, keep: Sequence[Path] = (), *, ipv6: bool = False) -> None:
         self.count = count
+        self.ipv6 = ipv6
         self.hosts: list[Host] = []
         self._keep = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *keep]
         self._claim: socket.socket | None = None
@@ -155,7 +160,7 @@ class Hosts:
         """One more host; returns its number. It has no Ray yet."""
         i = len(self.hosts)
         name = f"{prefix(self._number)}{i}"
-        host = Host(name, f"{subnet(self._number)}.{10 + i}", f"v{name}", self.folder / name)
+        host = Host(name, self._address(i), f"v{name}", self.folder / name)
         host.folder.mkdir()
         host.tmp.mkdir()
         host.tmp.chmod(0o1777)
@@ -163,14 +168,32 @@ class Hosts:
         self._write_names()
         (host.folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
         ip("netns", "add", name)
+        ip("-n", name, "link", "set", "lo", "up")
+        self._add_traps(name, i)
         ip("link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", name)
         ip("link", "set", host.link, "master", self.bridge, "up")
-        ip("-n", name, "addr", "add", f"{host.ip}/24", "dev", "eth0")
         ip("-n", name, "link", "set", "eth0", "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", name, "route", "add", "default", "via", f"{subnet(self._number)}.1")
+        if self.ipv6:
+            ip("-n", name, "addr", "add", f"{host.ip}/64", "dev", "eth0", "nodad")
+        else:
+            ip("-n", name, "addr", "add", f"{host.ip}/24", "dev", "eth0")
+            ip("-n", name, "route", "add", "default", "via", f"{subnet(self._number)}.1")
         self.boot(i)
         return i
+
+    def _address(self, i: int) -> str:
+        return f"fd78::{self._number:x}:{10 + i:x}" if self.ipv6 else f"{subnet(self._number)}.{10 + i}"
+
+    def _add_traps(self, name: str, i: int) -> None:
+        """Interfaces that are up and have addresses, and by which no other host can be reached."""
+        ip("-n", name, "link", "add", "adm0", "type", "veth", "peer", "name", "adm0-end")
+        ip("-n", name, "addr", "add", f"10.79.0.{10 + i}/24", "dev", "adm0")
+        ip("-n", name, "link", "add", "docker0", "type", "bridge")
+        ip("-n", name, "link", "add", "veth1", "type", "veth", "peer", "name", "veth1-end")
+        ip("-n", name, "link", "set", "veth1", "master", "docker0")
+        ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        for link in ("adm0", "adm0-end", "veth1", "veth1-end", "docker0"):
+            ip("-n", name, "link", "set", link, "up")
 
     def stop(self) -> None:
         """Remove everything that ``start`` and the hosts made; safe to call twice."""
@@ -202,7 +225,7 @@ class Hosts:
     @property
     def address(self) -> str:
         """Of the Ray cluster."""
-        return f"{self.ip(0)}:{GCS_PORT}"
+        return f"[{self.ip(0)}]:{GCS_PORT}" if self.ipv6 else f"{self.ip(0)}:{GCS_PORT}"
 
     def ip(self, i: int) -> str:
         return self.hosts[i].ip
@@ -291,7 +314,7 @@ class Hosts:
     def start_ray(self, i: int, **options: Any) -> None:
         """Start Ray on host ``i``: as the head on host 0, else joining it.
 
-        ``cpus`` and ``gpus`` (4 each), ``env`` (more of it for `ray start`), ``arguments`` (more of them),
+        ``cpus`` (4) and ``gpus`` (8), ``env`` (more of it for `ray start`), ``arguments`` (more of them),
         ``user``, ``ray`` (the command). Without any of them: as it was last started there.
         """
         started(i, self._ray_start(i, **(options or self.hosts[i].ray_options)))
@@ -365,10 +388,10 @@ class Hosts:
         }
 
     def _write_names(self) -> None:
-        names = "".join(f"{host.ip} {host.name}\n" for host in self.hosts)
         for host in self.hosts:
-            # Written in place: the hosts that are up have this file mounted.
-            (host.folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+            others = "".join(f"{other.ip} {other.name}\n" for other in self.hosts if other is not host)
+            # Written in place: the hosts that are up have this file mounted. The second line is Debian's.
+            (host.folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {host.name}\n{others}")
 
     def _user_environment(self, user: str | None) -> dict[str, str]:
         if user is None:
@@ -385,7 +408,7 @@ def ray_arguments(
     address: str,
     *,
     cpus: int = 4,
-    gpus: int = 4,
+    gpus: int = 8,
     arguments: Sequence[str] = (),
     ray: Path = BIN / "ray",
     **_: Any,
@@ -393,7 +416,7 @@ def ray_arguments(
     """The `ray start` line of one host, by absolute path, as an operator without an activated environment writes it."""
     host, port = address.rsplit(":", 1)
     place = [f"--address={address}"]
-    if node_ip == host:
+    if node_ip == host.strip("[]"):
         place = ["--head", f"--port={port}", "--dashboard-host=0.0.0.0"]
     return [
         str(ray),

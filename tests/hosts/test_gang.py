@@ -67,7 +67,7 @@ def test_the_verdict_names_the_rank_that_torchrun_names(cluster: Cluster) -> Non
 @pytest.fixture
 def busy_head(cluster: Cluster) -> Iterator[None]:
     """A job holds the head's GPUs, so that those who want as many run on the other two hosts."""
-    job_id = cluster.raycontrol(0, "submit", "--gpu", "4", "--", "sleep 600", check=True).stdout.strip()
+    job_id = cluster.raycontrol(0, "submit", "--gpu", "8", "--", "sleep 600", check=True).stdout.strip()
     wait_until(lambda: job(cluster, job_id)["state"] == "RUNNING", 60, "the job holds the GPUs")
     assert job(cluster, job_id)["instances"][0]["node"] == cluster.hosts.name(0)
     yield
@@ -87,7 +87,7 @@ def broken_route(cluster: Cluster) -> Iterator[None]:
 def test_hosts_that_cannot_reach_each_other_are_named_before_anything_starts(
     cluster: Cluster, busy_head: None, broken_route: None
 ) -> None:
-    ran = jobs.run(cluster, 0, "--nodes", "2", "--gpu", "4", "--", "echo never")
+    ran = jobs.run(cluster, 0, "--nodes", "2", "--gpu", "8", "--", "echo never")
     assert (ran.info["state"], ran.info["reason"], ran.status) == ("FAILED", "STAGE_FAILED", 125)
     source, target = (f"{cluster.hosts.name(i)} ({cluster.hosts.ip(i)})" for i in (2, 1))
     verdict = ran.info["verdict"]

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
 from raycontrol.controller import Controller, Submission
 from raycontrol.duties import InstanceGone
+from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.instance import Preparation
 from raycontrol.job import Job
 from raycontrol.placement import Node
@@ -22,12 +23,15 @@ from raycontrol.plan import Orders
 from raycontrol.spec import JobSpec, Timeouts
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.version import __version__
+from tests.node_facts import cpu_facts
 from tests.unit.fake_gangs import FakeInstance, Gangs, Program
 
 
 class FakeCluster(Gangs):
     """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
-    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing. ``kill_at`` numbers the moments before and after calls at which
+    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing.
+    ``answers`` says, by a node's id, what its actor answers when asked for facts (an error is raised, None is no
+    answer at all), ``clocks_ahead_s`` how far its clock is ahead. ``kill_at`` numbers the moments before and after calls at which
     ``killed`` is set; that call, and so its caller, goes no further.
     """
 
@@ -39,6 +43,8 @@ class FakeCluster(Gangs):
         self.trouble: dict[str, list[Exception]] = {}
         self.lags = False
         self.hidden: set[str] = set()
+        self.answers: dict[str, NodeFacts | Exception | None] = {}
+        self.clocks_ahead_s: dict[str, float] = {}
         self.calls: list[str] = []
         self.stored_sizes: dict[str, int] = {}
         self.removed_stored: list[str] = []
@@ -111,6 +117,21 @@ class FakeCluster(Gangs):
     async def serve_nodes(self) -> None:
         self._fail("serve_nodes")
 
+    async def head_id(self) -> str:
+        return next(iter(self.rooms))
+
+    async def facts(self, node_id: str) -> NodeFacts:
+        answer = self.answers.get(node_id, cpu_facts())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if answer is not None else await never()
+
+    async def look_up(self, node_id: str, ips: Sequence[str], limit_s: float) -> tuple[Lookup, ...]:
+        return tuple(Lookup(ip=ip, seconds=0.25, name=f"name of {ip}") for ip in ips)
+
+    async def time_of(self, node_id: str) -> float:
+        return self.now() + self.clocks_ahead_s.get(node_id, 0.0)
+
     async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
         strangers = [attempt_id for attempt_id in self.gangs if attempt_id not in attempt_ids]
         for attempt_id in strangers:
@@ -140,6 +161,12 @@ class FakeCluster(Gangs):
         if self.points == self.kill_at:
             self.killed.set()
             await asyncio.Event().wait()
+
+
+async def never() -> NoReturn:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
 
 
 class WriteStop:

@@ -10,12 +10,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raycontrol import nvml
 from raycontrol.events import Report
 from raycontrol.gate import Outcome
+from raycontrol.hardware import NodeFacts
 from raycontrol.instance import Identity, Instance, Preparation
 from raycontrol.plan import Alive, Orders, PlannedRun, Until
 from raycontrol.process import marked
 from raycontrol.spec import Mode
+from raycontrol.usage import PERIOD_S, Meter
+from tests.node_facts import cpu_facts
 
 R = TypeVar("R")
 LIMIT_S = 20
@@ -35,8 +39,10 @@ class FakeLinks:
         self.refused = 0
         self.reports: list[Report] = []
         self.log = b""
+        self.usage: list[str] = []
         self.outputs: dict[str, bytes] = {}
         self.peers: dict[str, Instance] = {}
+        self.facts = cpu_facts()
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         if self.controller_down:
@@ -47,6 +53,9 @@ class FakeLinks:
     async def append(self, offset: int, data: bytes) -> int:
         self.log = self.log[:offset] + data
         return len(self.log)
+
+    async def append_usage(self, line: str) -> None:
+        self.usage.append(line)
 
     async def append_output(
         self, relpath: str, offset: int, data: bytes, mode: int, size: int, mtime_ns: int
@@ -65,6 +74,9 @@ class FakeLinks:
     async def lease_port(self, purpose: str) -> int:
         self.calls.append(f"lease_port {purpose}")
         return 29_000
+
+    async def node_facts(self) -> NodeFacts:
+        return self.facts
 
     async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
         return await self.peers[launcher].join(instance, call, timeout_s)
@@ -89,6 +101,8 @@ class Gang:
         node_name: str = "host-b",
         raylet_pid: int | None = None,
         gpus: tuple[str, ...] = (),
+        meter: Callable[[], Meter] = nvml.Meter,
+        sample_s: float = PERIOD_S,
     ) -> None:
         self.name = instance
         self.job_id = job_id or f"test-{uuid.uuid4().hex}"
@@ -108,7 +122,7 @@ class Gang:
             raylet_pid=raylet_pid or os.getpid(),
             gpus=gpus,
         )
-        self.instance = Instance(identity, self.links)
+        self.instance = Instance(identity, self.links, meter=meter, sample_s=sample_s)
 
     async def prepared(
         self, package: str | None = None, leases: tuple[str, ...] = (), ssh: bool = False

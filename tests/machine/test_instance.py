@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from raycontrol.errors import PackageError
 from raycontrol.instance import Preparation
-from raycontrol.nodefacts import search_path, without_ray
 from raycontrol.plan import TcpReachable
 from raycontrol.status import Reason
 from tests.machine.instances import Gang, play, until
@@ -303,24 +301,6 @@ def test_a_path_of_the_jobs_own_is_taken_as_it_is(tmp_path: Path, raylet: subpro
         "HTTPS_PROXY": "http://proxy:3128",
         "EMPTY": "",
     }
-
-
-def test_rays_own_allocator_is_left_out_and_an_operators_stays() -> None:
-    assert without_ray({"LD_PRELOAD": "/v/lib/python3.11/site-packages/ray/core/libjemalloc.so"}) == {}
-    assert without_ray({"LD_PRELOAD": "/opt/libtcmalloc.so"}) == {"LD_PRELOAD": "/opt/libtcmalloc.so"}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ({"PATH": "/usr/bin:/bin"}, "/own:/usr/bin:/bin"),
-        ({"PATH": "/usr/bin:/own:/bin"}, "/own:/usr/bin:/bin"),
-        ({"PATH": ""}, f"/own:{os.defpath}"),
-        ({}, f"/own:{os.defpath}"),
-    ],
-)
-def test_our_own_bin_comes_first_and_once(nodes: dict[str, str], expected: str) -> None:
-    assert search_path(nodes, "/own") == expected
 
 
 def environment_of_a_job(gang: Gang, changes: dict[str, str | None]) -> dict[str, str]:

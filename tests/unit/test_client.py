@@ -14,6 +14,7 @@ import pytest
 from raycontrol.archive import Archive
 from raycontrol.client import Client, JobHandle
 from raycontrol.errors import PackageError, WaitTimeout
+from raycontrol.hardware import InstanceUsage
 from raycontrol.packages import pack
 from raycontrol.settings import Settings
 from raycontrol.spec import JobSpec
@@ -82,6 +83,9 @@ class FakeReader:
     ) -> dict[str, bytes]:
         news = self.log[offsets.get("worker-0", 0) :]
         return {"worker-0": news} if news else {}
+
+    def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+        return {}
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         return self.job

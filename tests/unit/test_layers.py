@@ -17,13 +17,13 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
-    "words": "errors spec specfaults specfile specparts specrules status version",
-    "thought": "backends events gate job lifecycle placement plan queue rdma retention verdicts",
+    "words": "errors hardware presets spec specfaults specfile specparts specrules status version",
+    "thought": "backends doctor events gate job lifecycle placement plan queue rdma retention transports verdicts",
     "machine": (
-        "database disk flocks ignore jobrows leases logs mounts nodefacts packages packing process settings shipping "
-        "raynodes sshclient sshd sshpipes sshsession standin store supervisor usage"
+        "database disk flocks ignore jobrows leases logs mounts nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
+        "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles trees usage"
     ),
-    "roles": "archive controller duties gatekeeper instance node proofs",
+    "roles": "archive controller duties gatekeeper instance node proofs survey",
     "ray": "actors cluster connect",
     "user": "client logview readers",
     "faces": "__main__ api cli",
@@ -37,12 +37,12 @@ LIBRARIES = {
     "httpx": {"client"},
     "pathspec": {"ignore", "packing"},
     "psutil": {"nodefacts", "process", "supervisor", "usage"},
-    "pydantic": {"jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
+    "pydantic": {"hardware", "jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
     "pydantic_core": {"specparts"},
-    "pynvml": {"nodefacts", "usage"},
+    "pynvml": {"nvml"},
     "ray": {"actors", "cluster", "connect", "raynodes"},
     "rich": {"cli"},
-    "ruamel": {"settings", "specfile"},
+    "ruamel": {"presets", "settings", "specfile"},
     "sqlalchemy": {"database", "leases", "store"},
     "typer": {"cli"},
     "uvicorn": {"api"},

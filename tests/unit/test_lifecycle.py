@@ -13,6 +13,7 @@ from raycontrol.events import (
     InstanceFailed,
     InstanceLost,
     InstanceNoted,
+    InstancePrepared,
     JobEvent,
     NodesChosen,
     NodesRefused,
@@ -28,15 +29,17 @@ from raycontrol.events import (
     StopInstance,
     StopRequested,
     TimePassed,
+    TransportSeen,
     WatchInstance,
     WorldBroken,
     WorldFailed,
 )
+from raycontrol.hardware import Essentials, Hca
 from raycontrol.job import Ended, Job, info, plan_of
 from raycontrol.lifecycle import SHIPPING_S, STOP_SLACK_S, Step, advance, deadline, resume
 from raycontrol.plan import Cause
-from raycontrol.spec import JobSpec, Mode
-from raycontrol.status import InstanceState, JobInfo, JobState, Reason, Verdict
+from raycontrol.spec import JobSpec, Mode, Rdma, Resources
+from raycontrol.status import InstanceState, JobInfo, JobState, Reason, Variable, Verdict
 from raycontrol.verdicts import describe_end
 from tests.unit import lifecycle_jobs as jobs
 from tests.unit.lifecycle_jobs import ASSIGNMENTS, ATTEMPT, after, closed, exited, passed, prepared
@@ -710,6 +713,72 @@ def test_news_of_an_instance_does_not_move_the_deadline() -> None:
     assert deadline(job) == 1217.0
 
 
+# What the facts and NCCL tell.
+
+
+def with_rdma(when: str, gpus: float = 1) -> Job:
+    """The job prepared, with one GPU an instance on nodes that have RDMA."""
+    spec = jobs.queued().spec.model_copy(
+        update={"rdma": Rdma(when=when, min_gpus=1), "resources": Resources(gpu=gpus)}
+    )
+    hca = Hca("mlx5_0", 1, up=True, link_layer="InfiniBand", provider=True)
+    hardware = Essentials(gpus=1, verbs=True, hcas=(hca,))
+    job = replace(jobs.preparing(), spec=spec)
+    for name, facts in jobs.FACTS.items():
+        job = after(job, InstancePrepared(1012.0, ATTEMPT, name, replace(facts, hardware=hardware)))
+    return job
+
+
+def seen(name: str, transport: str) -> TransportSeen:
+    return TransportSeen(1030.0, ATTEMPT, name, transport)
+
+
+def test_what_the_facts_tell_is_among_the_events() -> None:
+    job = jobs.preparing()
+    job = replace(job, spec=job.spec.model_copy(update={"resources": Resources(gpu=1)}))
+    bare = {name: replace(facts, hardware=Essentials(gpus=1)) for name, facts in jobs.FACTS.items()}
+    job = after(job, InstancePrepared(1012.0, ATTEMPT, "master-0", bare["master-0"]))
+    step = advance(job, InstancePrepared(1012.0, ATTEMPT, "worker-0", bare["worker-0"]))
+    assert step.notes[-1].message.startswith("prepared; RDMA stays off: master-0 on host-a holds 1, ")
+
+
+@pytest.mark.parametrize(
+    ("when", "transports", "text"),
+    [
+        ("on", (), "not known yet"),
+        ("on", ("IB/GDRDMA",), "in use (GDRDMA)"),
+        ("on", ("Socket",), "not in use: NET/Socket"),
+        ("off", (), None),
+        ("off", ("Socket",), "not in use: NET/Socket"),
+    ],
+)
+def test_info_says_whether_rdma_is_really_used(
+    when: str, transports: tuple[str, ...], text: str | None
+) -> None:
+    job = after(with_rdma(when), *(seen("worker-0", transport) for transport in transports))
+    assert info(job, network=True).rdma == text
+
+
+def test_a_transport_is_told_once_and_sockets_are_warned_of_when_rdma_is_on() -> None:
+    step = advance(with_rdma("on"), seen("worker-0", "Socket"))
+    assert [note.message for note in step.notes] == [
+        "worker-0: NCCL reaches other nodes via NET/Socket although RDMA is on: look for `NET/IB` in its log, "
+        "which says why"
+    ]
+    assert advance(step.job, seen("worker-0", "Socket")).notes == ()
+    (note,) = advance(with_rdma("off"), seen("worker-0", "Socket")).notes
+    assert note.message == "worker-0: NCCL reaches other nodes via NET/Socket"
+
+
+def test_info_shows_what_was_set_about_the_network_and_where_it_comes_from() -> None:
+    job = with_rdma("on")
+    assert info(job, network=True).instances[0].variables["NCCL_IB_HCA"] == Variable(
+        value="=mlx5_0:1", origin="the active InfiniBand ports"
+    )
+    assert info(job).instances[0].variables == {}
+    assert info(jobs.preparing(), network=True).instances[0].variables == {}
+
+
 # What a stop tells an instance.
 
 
@@ -780,6 +849,8 @@ def test_info_shows_the_whole_job() -> None:
                 "exit_code": None,
                 "signal": None,
                 "note": "stopped: worker-0 failed",
+                "gpus": [],
+                "variables": {},
             },
             {
                 "name": "worker-0",
@@ -792,12 +863,15 @@ def test_info_shows_the_whole_job() -> None:
                 "exit_code": 3,
                 "signal": None,
                 "note": None,
+                "gpus": [],
+                "variables": {},
             },
         ],
         "pending": None,
         "labels": {},
         "cluster": "east",
         "outputs": "/home/jobs/digits-1/outputs",
+        "rdma": None,
         "abandoned": False,
     }
 

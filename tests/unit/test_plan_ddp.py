@@ -107,6 +107,7 @@ def test_a_plan_with_real_facts_and_uneven_groups() -> None:
                 **shared,
                 "CUDA_VISIBLE_DEVICES": "4,5",
                 "GLOO_SOCKET_IFNAME": "eth0",
+                "TP_SOCKET_IFNAME": "eth0",
                 "GPU_NUM_PER_NODE": "2",
                 "INDEX": "0",
                 "NCCL_SOCKET_IFNAME": "=eth0",
@@ -133,6 +134,8 @@ def test_a_plan_with_real_facts_and_uneven_groups() -> None:
                 "RAYCONTROL_OUTPUT_DIR": "/scratch/digits-1/outputs/small-0",
                 "RAYCONTROL_ROLE": "worker",
                 "RAYCONTROL_SLOTS": "1",
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+                "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5",
             },
         },
         files={},
@@ -155,6 +158,17 @@ def test_a_plan_with_real_facts_and_uneven_groups() -> None:
             ),
         ),
         deciders=frozenset({"master-0", "small-0"}),
+        origins={
+            "master-0": {
+                "GLOO_SOCKET_IFNAME": "the interface of the node's IP",
+                "NCCL_SOCKET_IFNAME": "the interface of the node's IP",
+                "TP_SOCKET_IFNAME": "the interface of the node's IP",
+            },
+            "small-0": {
+                "TF_FORCE_GPU_ALLOW_GROWTH": "a share of 0.5 GPU",
+                "XLA_PYTHON_CLIENT_MEM_FRACTION": "a share of 0.5 GPU",
+            },
+        },
     )
 
 

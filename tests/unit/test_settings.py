@@ -104,7 +104,9 @@ def test_a_wrong_variable_is_named_with_its_rule_and_value(variable: str, value:
     ("text", "message"),
     [
         ("keep_dayz: 3\n", "keep_dayz: no such setting; did you mean keep_days?"),
-        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, ray_tmpdir"),
+        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s"),
+        ("rdma_preset: hpc\n", "rdma_preset: must be one of auto, hcc, got 'hpc'"),
+        ("rdma_min_gpus: 0\n", "rdma_min_gpus: must be a whole number of at least 1, got 0"),
         ("home: /elsewhere\n", "home: cannot be set by a file inside it; set RAYCONTROL_HOME"),
         ("keep_days: yes\n", "keep_days: must be a number of at least 0, got 'yes'"),
         ("keep_days: true\n", "keep_days: must be a number of at least 0, got True"),
@@ -154,6 +156,9 @@ def test_the_description_says_where_each_value_came_from_and_hides_logins(tmp_pa
         "min_free_mib": "200 (default)",
         "scratch": "not set (default)",
         "ray_tmpdir": "/tmp (default)",
+        "rdma_preset": "auto (default)",
+        "rdma_min_gpus": "8 (default)",
+        "idle_gpu_warn_s": "600 (default)",
     }
 
 

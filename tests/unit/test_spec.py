@@ -59,7 +59,7 @@ def test_the_constructor_raises_spec_error_and_takes_parts_as_models() -> None:
 
 
 def test_a_part_on_its_own_raises_spec_error_too() -> None:
-    with pytest.raises(SpecError, match=r"^gpu: must be a whole number, .*such as 0\.5, got 1\.5$"):
+    with pytest.raises(SpecError, match=r"^gpu: must be a whole number, .* or a share of one, got 1\.5$"):
         Resources(gpu=1.5)
 
 
@@ -110,9 +110,9 @@ def test_a_spec_is_frozen() -> None:
         ({"resources": {"cpu": 0}}, "resources.cpu: must be more than 0, got 0"),
         ({"resources": {"cpu": float("inf")}}, "resources.cpu: must be a finite number, got inf"),
         ({"resources": {"cpu": True}}, "resources.cpu: must be a number, got true"),
-        ({"resources": {"gpu": 1.5}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5, got 1.5"),
-        ({"resources": {"gpu": 0.125}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5, got 0.125"),
-        ({"resources": {"gpu": -1}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5, got -1"),
+        ({"resources": {"gpu": 1.5}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5: an instance gets whole GPUs, or a share of one, got 1.5"),
+        ({"resources": {"gpu": 0.125}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5: an instance gets whole GPUs, or a share of one, got 0.125"),
+        ({"resources": {"gpu": -1}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5: an instance gets whole GPUs, or a share of one, got -1"),
         ({"resources": {"memory": "8"}}, 'resources.memory: must be a size with its unit, such as 8GiB or 512MiB, got "8"'),
         ({"resources": {"memory": 8}}, "resources.memory: must be a size with its unit, such as 8GiB or 512MiB, got 8"),
         ({"priority": 10}, "priority: must be at most 9, got 10"),

@@ -1,0 +1,96 @@
+"""The history of an instance's usage: a file of JSON lines, one for each sample, that never grows past a size.
+
+A file that has become too long is *thinned*: the newest quarter of its samples stays as it is, and of the older ones those
+are dropped that stand closest, so that half of them are left, evenly spread. So the file always covers the whole
+course of the job, the last hours to 5 seconds, what was before the more coarsely the longer the job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from raycontrol.hardware import InstanceUsage
+from raycontrol.logs import KIB, MIB, read_at
+
+LONGEST_HISTORY_BYTES = MIB
+LONGEST_SAMPLE_BYTES = 16 * KIB
+"""Room for 60 GPUs."""
+
+
+def appended(held: bytes, line: str) -> bytes:
+    """Return what to write behind ``held``, the end of a history, so that ``line`` is its last sample.
+
+    That is nothing when it is the last already (a call that is repeated). A line that was torn, because the writer was
+    killed, is ended first.
+    """
+    fresh = line.encode() + b"\n"
+    if held.endswith(fresh):
+        return b""
+    return fresh if held.endswith(b"\n") or not held else b"\n" + fresh
+
+
+def thinned(history: bytes) -> bytes:
+    """Return a history without the half of its older samples, and without lines that are no samples."""
+    read = [(sample.at, line) for line in history.splitlines() if (sample := parsed(line)) is not None]
+    newest = len(read) - len(read) // 4
+    kept = [*spread(read[:newest]), *(line for _, line in read[newest:])]
+    return b"".join(line + b"\n" for line in kept)
+
+
+def spread(timed: Sequence[tuple[float, bytes]]) -> list[bytes]:
+    """Return half of the lines, at most: the first in each of as many equal spans of time."""
+    if not timed:
+        return []
+    times = [at for at, _ in timed]
+    spans = max(1, len(timed) // 2)
+    first, length_s = min(times), (max(times) - min(times)) / spans or 1.0
+    kept: dict[int, bytes] = {}
+    for at, line in timed:
+        kept.setdefault(min(spans - 1, int((at - first) / length_s)), line)
+    return list(kept.values())
+
+
+def parsed(line: bytes) -> InstanceUsage | None:
+    """Return a line's sample; None for one that was torn, or written by a version that knows other fields."""
+    try:
+        return InstanceUsage.model_validate_json(line)
+    except ValueError:  # what pydantic raises is one
+        return None
+
+
+def last_of(path: Path, count: int) -> tuple[InstanceUsage, ...]:
+    """Return the last samples of a history, oldest first; () where there is none."""
+    window = min(LONGEST_HISTORY_BYTES, (count + 1) * LONGEST_SAMPLE_BYTES)
+    found: list[InstanceUsage] = []
+    for line in reversed(end_of(path, window).splitlines()):
+        if len(found) >= count:
+            break
+        if (sample := parsed(line)) is not None:
+            found.append(sample)
+    return tuple(reversed(found))
+
+
+def end_of(path: Path, max_bytes: int) -> bytes:
+    """Return the last bytes of a file; b"" where there is none."""
+    return read_at(path, max(0, size_of(path) - max_bytes), max_bytes)
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def rates(before: InstanceUsage, after: InstanceUsage) -> tuple[float, float]:
+    """Return the bytes read and written a second between two samples.
+
+    A tree that ended between them took its count along: that looks like less than nothing, and counts as 0.
+    """
+    elapsed_s = after.at - before.at
+    if elapsed_s <= 0:
+        return 0.0, 0.0
+    read = after.read_bytes - before.read_bytes
+    written = after.written_bytes - before.written_bytes
+    return max(0, read) / elapsed_s, max(0, written) / elapsed_s
