@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from raycontrol import rdma
@@ -59,7 +59,9 @@ def _texts(values: dict[str, Value]) -> Environment:
     return {name: value.text for name, value in values.items()}
 
 
-def _origins(values: dict[str, Value], variables: Environment, member: Member) -> dict[str, str]:
+def _origins(
+    values: Mapping[str, Value], variables: Mapping[str, str | None], member: Member
+) -> dict[str, str]:
     """Say where the variables come from that are in the environment in the end."""
     origins = {name: value.origin for name, value in values.items()}
     for name, text in variables.items():

@@ -108,6 +108,9 @@ def _interfaces(facts: Sequence[Facts]) -> dict[str, str]:
         names = ("prte_if_include", "oob_tcp_if_include", "btl_tcp_if_include", "ptl_tcp_if_include")
         prefixes = ("PRTE_MCA", "OMPI_MCA", "OMPI_MCA", "PMIX_MCA")
         found = {f"{prefix}_{name}": chosen for prefix, name in zip(prefixes, names, strict=True)}
+    if any(":" in fact.ip for fact in facts):
+        # PMIx speaks IPv4 only, and only within a node.
+        found["PMIX_MCA_ptl_tcp_if_include"] = "lo"
     if interface is not None:
         found |= {"HYDRA_IFACE": interface, "HOROVOD_GLOO_IFACE": interface}
     return found

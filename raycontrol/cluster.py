@@ -15,6 +15,7 @@ from ray.util.placement_group import PlacementGroup, get_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycontrol.actors import (
+    ARCHIVE,
     CONTROLLER,
     FREE,
     HEAD_PIN,
@@ -234,6 +235,12 @@ def existing_controller() -> Any | None:
         return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def servants() -> list[Any]:
+    """Return the actors that serve all jobs beside the controller: the archive's and the nodes'."""
+    names = [name for name in _actor_names() if name == ARCHIVE or name.startswith(node_actor_name(""))]
+    return [ray.get_actor(name, namespace=NAMESPACE) for name in names]
 
 
 def cluster_address() -> str:

@@ -120,12 +120,16 @@ class Session:
         return archive_handle()
 
     def restart_controller(self) -> Any:
-        """End the controller's process; Ray starts it again, with the code that is installed now. Jobs run on."""
+        """End the controller's process, and those of archive and nodes; Ray starts them again, with the code that is
+        installed now. Jobs run on.
+        """
         import ray
 
-        from raycontrol.cluster import existing_controller
+        from raycontrol.cluster import existing_controller, servants
 
         handle = existing_controller()
+        for servant in servants():
+            ray.kill(servant, no_restart=False)
         if handle is not None:
             former = self._pid(handle)
             ray.kill(handle, no_restart=False)

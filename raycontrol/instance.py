@@ -37,7 +37,7 @@ from raycontrol.events import (
 )
 from raycontrol.gate import Outcome
 from raycontrol.gatekeeper import Gatekeeper
-from raycontrol.hardware import NodeFacts, essentials
+from raycontrol.hardware import Essentials, NodeFacts, essentials
 from raycontrol.job import Ended
 from raycontrol.logs import tail
 from raycontrol.plan import (
@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 REPORT_RETRY_MAX_S = 5.0
 SHIP_LIMIT_S = 20.0
+NODE_FACTS_S = 60.0
+"""Without persistence mode a GPU driver takes seconds for each GPU when nobody has used it for a while."""
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
@@ -278,7 +280,7 @@ class Instance:
         ports = {"probe": str(self._probe.sockets[0].getsockname()[1])}
         for purpose in order.leases:
             ports[purpose] = str(await self._links.lease_port(purpose))
-        code_dir, node = await asyncio.gather(self._links.code_dir(order.package), self._links.node_facts())
+        code_dir, hardware = await asyncio.gather(self._links.code_dir(order.package), self._hardware())
         facts = Facts(
             instance=me.instance,
             ip=me.ip,
@@ -293,11 +295,25 @@ class Instance:
             python=sys.executable,
             package_dir=str(Path(__file__).parent),
             root=os.geteuid() == 0,
-            hardware=essentials(node, me.node_gpus),
+            hardware=hardware,
         )
         if order.ray_node is not None:
             facts = await asyncio.to_thread(self._with_room_for_ray, facts, order.ray_node)
         return await self._open_ssh(facts) if order.ssh else facts
+
+    async def _hardware(self) -> Essentials:
+        """Return what this node is made of. A GPU driver that hangs ends jobs that have GPUs, and harms no others."""
+        me = self._identity
+        try:
+            node = await asyncio.wait_for(self._links.node_facts(), NODE_FACTS_S)
+        except asyncio.TimeoutError:
+            if me.gpus:
+                raise NotReadyError(
+                    f"{me.node_name} did not say what it is made of within {NODE_FACTS_S:g} s; "
+                    "does `nvidia-smi` answer there?"
+                ) from None
+            return Essentials()
+        return essentials(node, me.node_gpus)
 
     def _with_room_for_ray(self, facts: Facts, resources: Resources) -> Facts:
         """Make a folder for Ray's sockets and say how much memory a Ray node here may have."""

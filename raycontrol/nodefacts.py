@@ -123,26 +123,20 @@ def installed(
 
 def interface_of(ip: str) -> str | None:
     """Return the name of the network interface that owns the address, or None."""
-    wanted = ipaddress.ip_address(ip)
-    for name, addresses in psutil.net_if_addrs().items():
-        for address in addresses:
-            if address.family in (socket.AF_INET, socket.AF_INET6):
-                found = ipaddress.ip_address(address.address.partition("%")[0])
-                if found == wanted:
-                    return name
-    return None
+    return next((name for name, _ in _owners(ip)), None)
 
 
 def network_of(ip: str) -> str | None:
     """Return the network that the address is in, as its interface has it (``10.0.0.0/24``), or None."""
+    return next((str(address.network) for _, address in _owners(ip)), None)
+
+
+def _owners(ip: str) -> Iterator[tuple[str, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
     wanted = ipaddress.ip_address(ip)
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            if address.family is socket.AF_INET and address.netmask:
-                found = ipaddress.ip_interface(f"{address.address}/{address.netmask}")
-                if found.ip == wanted:
-                    return str(found.network)
-    return None
+    for name, addresses in _addresses().items():
+        for address in map(ipaddress.ip_interface, addresses):
+            if address.ip == wanted:
+                yield name, address
 
 
 def memory_of_cpus(cpus: float) -> int:

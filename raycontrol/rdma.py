@@ -89,7 +89,7 @@ def remarks(facts: Sequence[Facts], rdma: Rdma) -> Iterator[str]:
     yield f"RDMA is on (preset {rdma.preset})"
     for node, hardware in _by_node(facts).items():
         if down := [hca.name for hca in hardware.hcas if not hca.up]:
-            yield f"{node}: {_list(down)} {'is' if len(down) == 1 else 'are'} not active"
+            yield f"{node}: {some(down)} {'is' if len(down) == 1 else 'are'} not active"
         if hardware.memlock != UNLIMITED:
             yield (
                 f"{node}: locked memory is limited to {hardware.memlock >> 10} KiB and RDMA has to lock its buffers; "
@@ -99,8 +99,13 @@ def remarks(facts: Sequence[Facts], rdma: Rdma) -> Iterator[str]:
 
 def told(missing: Sequence[str]) -> str:
     """Return the reasons as one line; of many nodes the first ones stand for all."""
-    more = len(missing) - MOST_TOLD
-    return "; ".join(missing[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
+    return some(missing, "; ")
+
+
+def some(words: Sequence[str], separator: str = ", ") -> str:
+    """Return the first of many words, and how many more there are."""
+    more = len(words) - MOST_TOLD
+    return separator.join([*words[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])])
 
 
 # What is missing.
@@ -118,6 +123,9 @@ def _missing(instances: Sequence[Instance], min_gpus: int) -> Iterator[str]:
     yield from _sharers(instances)
     yield from _of_gpus(instances, min_gpus)
     nodes = _by_node([item.facts for item in instances])
+    if not any(hardware.hcas for hardware in nodes.values()):
+        yield f"no RDMA device on {some(list(nodes))}"
+        return
     reasons = {node: _of_network(hardware) for node, hardware in nodes.items()}
     yield from (f"{node} has {reason}" for node, reason in reasons.items() if reason)
     if not any(reasons.values()) and _layer(list(nodes.values())) is None:
@@ -125,9 +133,10 @@ def _missing(instances: Sequence[Instance], min_gpus: int) -> Iterator[str]:
 
 
 def _sharers(instances: Sequence[Instance]) -> Iterator[str]:
-    for node, count in Counter(item.facts.node_name for item in instances).items():
+    names = {item.facts.ip: item.facts.node_name for item in instances}
+    for ip, count in Counter(item.facts.ip for item in instances).items():
         if count > 1:
-            yield f"{count} instances share {node}"
+            yield f"{count} instances share {names[ip]}"
 
 
 def _of_gpus(instances: Sequence[Instance], min_gpus: int) -> Iterator[str]:
@@ -149,9 +158,9 @@ def _of_network(hardware: Essentials) -> str | None:
         return "no libibverbs (Debian's libibverbs1)"
     up = [hca for hca in hardware.hcas if hca.up]
     if not up:
-        return f"no active RDMA port: {_list([hca.name for hca in hardware.hcas])}"
+        return f"no active RDMA port: {some([hca.name for hca in hardware.hcas])}"
     if not any(hca.provider for hca in up):
-        devices = _list([hca.device for hca in up])
+        devices = some([hca.device for hca in up])
         return f"no user-space driver for {devices} (Debian's ibverbs-providers)"
     return None
 
@@ -227,7 +236,7 @@ def _check_names(preset: str, item: Instance, values: Mapping[str, Value]) -> No
             kind = "active RDMA port" if name == "NCCL_IB_HCA" else "network interface"
             raise PlanError(
                 f"preset {preset} sets {name}={value.text}, but {item.facts.node_name} has no such {kind} "
-                f"(it has {_list(there) or 'none'}); set {name} in `env`, or choose another preset"
+                f"(it has {some(there) or 'none'}); set {name} in `env`, or choose another preset"
             )
 
 
@@ -257,13 +266,15 @@ def _matches(wanted: str, name: str, whole: bool) -> bool:
 
 
 def _by_node(facts: Sequence[Facts]) -> dict[str, Essentials]:
-    return {fact.node_name: _hardware(fact) for fact in facts}
+    """Return what each node is made of, by its name, with its address where several have the same name."""
+    nodes = {fact.ip: fact for fact in facts}
+    bearers = Counter(fact.node_name for fact in nodes.values())
+    return {
+        fact.node_name if bearers[fact.node_name] == 1 else f"{fact.node_name} ({ip})": _hardware(fact)
+        for ip, fact in nodes.items()
+    }
 
 
 def _hardware(fact: Facts) -> Essentials:
     assert fact.hardware is not None, "asked only when all facts are known"
     return fact.hardware
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from raycontrol.cli.render import moment
@@ -233,17 +233,18 @@ def _software(facts: NodeFacts) -> Section:
 
 
 def _limits(facts: NodeFacts) -> Section:
-    return {"open files": _limit(facts.open_files), "locked memory": _limit(facts.memlock, " bytes")}
+    from raycontrol.doctor import size
+
+    return {"open files": _limit(facts.open_files, str), "locked memory": _limit(facts.memlock, size)}
 
 
-def _limit(limit: Limit, unit: str = "") -> str:
-    return f"{_amount(limit.soft, unit)}, may be raised to {_amount(limit.hard, unit)}"
-
-
-def _amount(amount: int, unit: str) -> str:
+def _limit(limit: Limit, words: Callable[[int], str]) -> str:
     from raycontrol.hardware import UNLIMITED
 
-    return "unlimited" if amount == UNLIMITED else f"{amount}{unit}"
+    soft, hard = (
+        "unlimited" if amount == UNLIMITED else words(amount) for amount in (limit.soft, limit.hard)
+    )
+    return soft if soft == hard else f"{soft}, may be raised to {hard}"
 
 
 def _clock_and_names(facts: NodeFacts) -> Section:

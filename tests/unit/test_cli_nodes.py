@@ -150,7 +150,7 @@ def test_node_show_tells_everything_in_sections() -> None:
         "  kernel headers  /usr/src/linux-headers-5.15.0-91-generic\n"
         "limits\n"
         "  open files     1024, may be raised to unlimited\n"
-        "  locked memory  unlimited, may be raised to unlimited\n"
+        "  locked memory  unlimited\n"
         "clock and names\n"
         "  ahead of the head  0.021 s\n"
         "  10.0.0.5           host-a, 0.01 s\n"

@@ -224,6 +224,20 @@ def test_the_network_is_named_in_a_way_that_is_right_on_every_node(
             assert made.environment[name].get(variable) == chosen
 
 
+def test_over_ipv6_addresses_are_bracketed_and_pmix_stays_on_the_node() -> None:
+    made = plan(
+        (
+            facts("launcher-0", "fd00::1", network="fd00::/64"),
+            facts("worker-0", "fd00::2", network="fd00::/64"),
+        )
+    )
+    found = made.environment["worker-0"]
+    assert found["NODE_IP_SLOT_LIST"] == "[fd00::1]:1,[fd00::2]:1"
+    assert made.files["launcher-0"]["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=1\n"
+    assert made.files["launcher-0"]["hostfile.hydra"] == "[fd00::1]:1\n[fd00::2]:1\n"
+    assert (found["OMPI_MCA_btl_tcp_if_include"], found["PMIX_MCA_ptl_tcp_if_include"]) == ("eth0", "lo")
+
+
 def test_what_the_user_sets_wins() -> None:
     env = {"PRTE_MCA_hwloc_default_binding_policy": "core", "OMPI_MCA_btl_tcp_if_include": "ib0"}
     made = plan(env=env)

@@ -263,11 +263,13 @@ def test_little_locked_memory_is_told() -> None:
 
 
 def test_of_many_reasons_the_first_are_told() -> None:
-    plan = planned(job(nodes=6), *(replace(NODE, hcas=()),) * 6)
+    plan = planned(job(nodes=6), *(replace(NODE, verbs=False),) * 6)
+    lacks = "has no libibverbs (Debian's libibverbs1)"
     assert plan.notes == (
-        "RDMA stays off: host-1 has no RDMA device; host-2 has no RDMA device; host-3 has no RDMA device; "
-        "host-4 has no RDMA device; and 2 more",
+        f"RDMA stays off: host-1 {lacks}; host-2 {lacks}; host-3 {lacks}; host-4 {lacks}; and 2 more",
     )
+    plan = planned(job(nodes=6), *(replace(NODE, hcas=()),) * 6)
+    assert plan.notes == ("RDMA stays off: no RDMA device on host-1, host-2, host-3, host-4, and 2 more",)
 
 
 # Names that a preset takes for granted.
