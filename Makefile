@@ -5,7 +5,7 @@ SUITE := tests/unit tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench bench-mpi bench-ray clean
+.PHONY: help setup demo test test-all test-gpu check bench bench-mpi bench-ray clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,6 +22,10 @@ test: setup ## every test but the long ones
 
 test-all: setup ## every test
 	$(BIN)/python -m pytest -m 'not gpu' $(SUITE)
+
+test-gpu: ## what can be tested with a GPU only, beside nvidia-smi
+	@scripts/setup test
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 check: ## format, lint, types, unit tests; under a minute
 	@scripts/setup test

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from raycontrol.hardware import (
     ETHERNET,
+    SLOW_LOOKUP_S,
     UNLIMITED,
     Gpu,
     Interface,
@@ -32,7 +33,6 @@ LEAST_SHM_SHARE = 0.05
 LEAST_OPEN_FILES = 65_536
 CLOCK_WARN_S = 1.0
 CLOCK_FAIL_S = 30.0
-SLOW_LOOKUP_S = 0.5
 COMPATIBLE_SINCE = 11
 """From this CUDA on a driver runs what is built for any CUDA of its major version (CUDA's minor version compatibility)."""
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")

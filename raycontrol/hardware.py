@@ -122,6 +122,10 @@ class Limit(Model):
     hard: int
 
 
+SLOW_LOOKUP_S = 0.5
+"""A look-up that takes longer holds up programs that look up every peer, torch's TCPStore and horovodrun among them."""
+
+
 class Lookup(Model):
     """How long a reverse look-up of a peer's address took on the node; ``name`` is None when there was no answer."""
 

@@ -37,9 +37,10 @@ from raycontrol.events import (
 )
 from raycontrol.gate import Outcome
 from raycontrol.gatekeeper import Gatekeeper
-from raycontrol.hardware import Essentials, NodeFacts, essentials
+from raycontrol.hardware import SLOW_LOOKUP_S, Essentials, NodeFacts, essentials
 from raycontrol.job import Ended
 from raycontrol.logs import tail
+from raycontrol.lookups import LOOKUP_S, look_up
 from raycontrol.plan import (
     ASKED,
     Alive,
@@ -73,6 +74,7 @@ NODE_FACTS_S = 60.0
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
+PEERS_LOOKED_UP = 64
 MAX_TOLD = 5
 BIN = "bin/"
 ENVIRONMENT_FILE = "environment"
@@ -339,6 +341,8 @@ class Instance:
         deadline = time.monotonic() + orders.limit_s
         try:
             await self._equip(orders)
+            if orders.stage == 0:
+                self._start(self._time_look_ups(orders))
             for run in orders.runs:
                 await self._start_run(run, orders)
             await _all_of(self._fulfil(condition, deadline) for condition in orders.until)
@@ -348,6 +352,20 @@ class Instance:
         else:
             self._passed = orders.stage
             self._report(self._stage_passed(orders.stage))
+
+    async def _time_look_ups(self, orders: Orders) -> None:
+        """Tell when names of peers are slow to find here. INDEX 0 looks up some of the others, these look it up."""
+        nodes = (orders.environment.get("NODE_LIST") or "").split(",")
+        first, *others = (entry.rpartition(":")[0].strip("[]") for entry in nodes)
+        me = self._identity
+        peers = others[:PEERS_LOOKED_UP] if orders.environment.get("INDEX") == "0" else [first]
+        found = await look_up(sorted({*peers} - {me.ip, ""}), LOOKUP_S)
+        slowest = max(found, key=lambda lookup: lookup.seconds, default=None)
+        if slowest is not None and slowest.seconds > SLOW_LOOKUP_S:
+            self._tell(
+                f"{me.node_name} needs {slowest.seconds:.1f} s to find the name of {slowest.ip}, and so does every program "
+                "that looks up its peers; mend its DNS, or name the nodes in /etc/hosts"
+            )
 
     async def _equip(self, orders: Orders) -> None:
         """Put the plan's files in place and settle the environment of every run; once."""

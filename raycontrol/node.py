@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from raycontrol import nodefacts, ports, process
@@ -25,6 +23,7 @@ from raycontrol.disk import (
 )
 from raycontrol.errors import RaycontrolError
 from raycontrol.hardware import Lookup, NodeFacts
+from raycontrol.lookups import LOOKUP_S, look_up
 from raycontrol.packages import PackageCache
 
 log = logging.getLogger(__name__)
@@ -34,14 +33,10 @@ RELEASE_S = 8.0
 """How long ``release`` waits for the end of what cannot be ended at once: less than its caller waits for the answer."""
 LOOK_S = 0.05
 MOST_REMEMBERED = 10_000
-LOOKUP_S = 5.0
-LOOKUPS_AT_ONCE = 256
 LOOPBACK = "127.0.0.1"
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
 Collect = Callable[[], NodeFacts]
-Resolve = Callable[[str], str]
-"""Return the name of an address; raises OSError when it has none."""
 
 
 class NotReleased(RaycontrolError):
@@ -267,32 +262,6 @@ class SharedFacts:
             self._collecting = asyncio.ensure_future(asyncio.to_thread(self._collect))
         self._last = await asyncio.shield(self._collecting)
         return self._last
-
-
-async def look_up(
-    ips: Sequence[str], limit_s: float, resolve: Resolve = lambda ip: socket.gethostbyaddr(ip)[0]
-) -> tuple[Lookup, ...]:
-    """Return how long the names of these addresses take to find, all at once; ``limit_s`` for those not found by then."""
-    if not ips:
-        return ()
-    threads = ThreadPoolExecutor(min(len(ips), LOOKUPS_AT_ONCE), thread_name_prefix="lookup")
-    loop = asyncio.get_running_loop()
-    asked = {ip: loop.run_in_executor(threads, _look_up, ip, resolve) for ip in ips}
-    await asyncio.wait(asked.values(), timeout=limit_s)
-    threads.shutdown(wait=False, cancel_futures=True)  # a resolver cannot be hurried, and nobody waits for it
-    return tuple(
-        answer.result() if answer.done() and not answer.cancelled() else Lookup(ip=ip, seconds=limit_s)
-        for ip, answer in asked.items()
-    )
-
-
-def _look_up(ip: str, resolve: Resolve) -> Lookup:
-    started = time.monotonic()
-    try:
-        name = resolve(ip)
-    except (OSError, UnicodeError):
-        name = None
-    return Lookup(ip=ip, seconds=round(time.monotonic() - started, 3), name=name)
 
 
 def _read_ledger(path: Path) -> dict[str, int]:

@@ -12,12 +12,12 @@ from raycontrol.duties import Cluster
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.hardware import NodeFacts, NodeInfo
 from raycontrol.job import Job
+from raycontrol.lookups import LOOKUP_S
 from raycontrol.placement import Node
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-LOOKUP_S = 5.0
 CLOCK_READINGS = 3
 LEAST_OF_ID = 4
 """So many characters of a node's id may stand for it."""

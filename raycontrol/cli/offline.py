@@ -45,10 +45,12 @@ def plan(
     """
     from raycontrol import backends
     from raycontrol import plan as plans
+    from raycontrol.settings import Settings
 
     services: Services = context.obj
     fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
-    made = backends.plan_of(read_spec(spec, services.words, fields, sets or [], env or []))
+    job = read_spec(spec, services.words, fields, sets or [], env or [])
+    made = backends.plan_of(job.settled(Settings.load().site))
     if as_json:
         services.out.json(plans.to_json(made))
     else:

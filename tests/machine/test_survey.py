@@ -12,7 +12,8 @@ import pytest
 
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.hardware import Lookup, NodeFacts
-from raycontrol.node import Collector, Node, SharedFacts, look_up
+from raycontrol.lookups import look_up
+from raycontrol.node import Collector, Node, SharedFacts
 from raycontrol.status import JobState
 from raycontrol.survey import Survey, named
 from tests.machine.fake_cluster import FakeCluster, Site, in_loop

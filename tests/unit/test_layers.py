@@ -20,7 +20,7 @@ LAYERS = {
     "words": "errors hardware presets spec specfaults specfile specparts specrules status version",
     "thought": "backends doctor events gate job lifecycle placement plan queue rdma retention transports verdicts",
     "machine": (
-        "database disk flocks ignore jobrows leases logs mounts nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
+        "database disk flocks ignore jobrows leases logs lookups mounts nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
         "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles trees usage"
     ),
     "roles": "archive controller duties gatekeeper instance node proofs survey",
@@ -36,7 +36,7 @@ LIBRARIES = {
     "fastapi": {"api"},
     "httpx": {"client"},
     "pathspec": {"ignore", "packing"},
-    "psutil": {"nodefacts", "process", "supervisor", "usage"},
+    "psutil": {"nodefacts"},
     "pydantic": {"hardware", "jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
     "pydantic_core": {"specparts"},
     "pynvml": {"nvml"},
