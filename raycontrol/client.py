@@ -20,7 +20,7 @@ from typing import Any
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.packages import Package, pack, upload
-from raycontrol.readers import ClusterReader, Reader, StoreReader, completed
+from raycontrol.readers import ClusterDoor, Door, Reader, StoreReader, completed
 from raycontrol.settings import Settings
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState
@@ -65,7 +65,7 @@ class Client:
         VersionMismatch, StoreError.
         """
         from raycontrol import backends
-        from raycontrol.controller import Submission
+        from raycontrol.job import Submission
         from raycontrol.version import __version__
 
         tell = progress or _silent
@@ -75,14 +75,13 @@ class Client:
         package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
         if self._embedded and self._session is None:
             tell("no Ray cluster found: starting one in this process for this run")
-        session = self._connected()
-        doubts = session.doubts(spec)
+        door = self._open()
+        doubts = door.doubts(spec)
         if doubts is not None:
             tell(f"warning: {doubts}")
-        controller = session.controller()
         if package is not None:
             with package:
-                self._upload(session, package, tell)
+                send(door, package, tell)
         submission = Submission(
             job_id=job_id or new_job_id(spec.name or "job"),
             spec=spec,
@@ -90,9 +89,7 @@ class Client:
             package=package.digest if package else None,
             version=__version__,
         )
-        info: JobInfo = session.get(controller.submit.remote(submission))
-        self._reader = ClusterReader(session, controller)
-        return JobHandle(self, info.id)
+        return JobHandle(self, door.submit(submission).id)
 
     def job(self, job_id: str) -> JobHandle:
         """Return the job of that id, or of the only id that begins so; raises JobNotFound."""
@@ -120,9 +117,7 @@ class Client:
         ``check`` measures clocks and name look-ups too, which takes some seconds where names are slow. Starts the
         cluster's controller if it has none. Raises UsageError without a cluster and for a name that no node has.
         """
-        session = self._connected()
-        found: builtins.list[NodeInfo] = session.get(session.controller().nodes.remote(names, check))
-        return found
+        return self._open().nodes(names, check)
 
     def controller_status(self) -> dict[str, Any]:
         """Return who the controller is and what it has to do; ``running`` is False when there is none."""
@@ -176,6 +171,13 @@ class Client:
             self._session = Session(self._settings, address, embedded=self._embedded)
         return self._session
 
+    def _open(self) -> Door:
+        """Return the way in to the cluster, whose controller is started if it has none."""
+        if not isinstance(self._reader, ClusterDoor):
+            session = self._connected()
+            self._reader = ClusterDoor(session, session.controller())
+        return self._reader
+
     def _read(self) -> Reader:
         """Return the controller's view where there is a controller, else the store's of this machine.
 
@@ -184,7 +186,7 @@ class Client:
         if self._reader is not None:
             return self._reader
         reader = self._find_reader()
-        if self._session is None or isinstance(reader, ClusterReader):
+        if self._session is None or isinstance(reader, ClusterDoor):
             self._reader = reader
         return reader
 
@@ -199,7 +201,7 @@ class Client:
             else:
                 controller = session.existing_controller()
                 if controller is not None:
-                    return ClusterReader(session, controller)
+                    return ClusterDoor(session, controller)
         return StoreReader(self._settings.home_path)
 
     def _pack(self, folder: str, tell: Progress) -> Package:
@@ -208,22 +210,6 @@ class Client:
         for warning in package.warnings:
             tell(f"warning: {warning}")
         return package
-
-    def _upload(self, session: Any, package: Package, tell: Progress) -> None:
-        archive = session.archive()
-        if session.get(archive.has_package.remote(package.digest)):
-            return
-        said = time.monotonic()
-
-        async def put(digest: str, offset: int, data: bytes, last: bool) -> int:
-            nonlocal said
-            if time.monotonic() - said > PROGRESS_S:
-                said = time.monotonic()
-                tell(f"uploading the working directory: {100 * offset // max(1, package.size)} %")
-            held: int = session.get(archive.put_package.remote(digest, offset, data, last))
-            return held
-
-        completed(upload(package, put))
 
 
 class JobHandle:
@@ -322,6 +308,22 @@ class JobHandle:
         if tail is not None:
             yield from view.tail(tail)
         yield from view.follow() if follow else view.rest()
+
+
+def send(door: Door, package: Package, tell: Progress) -> None:
+    """Bring a packed working directory to the archive, unless it is there."""
+    if door.has_package(package.digest):
+        return
+    said = time.monotonic()
+
+    async def put(digest: str, offset: int, data: bytes, last: bool) -> int:
+        nonlocal said
+        if time.monotonic() - said > PROGRESS_S:
+            said = time.monotonic()
+            tell(f"uploading the working directory: {100 * offset // max(1, package.size)} %")
+        return door.put_package(digest, offset, data, last)
+
+    completed(upload(package, put))
 
 
 def new_job_id(name: str) -> str:

@@ -33,10 +33,10 @@ from raycontrol.events import (
     TimePassed,
 )
 from raycontrol.hardware import NodeInfo
-from raycontrol.job import Job, checked_id
+from raycontrol.job import Job, Submission, checked_id
 from raycontrol.jobrows import info_of, read_info, read_infos, read_job, readable, row_of
 from raycontrol.retention import expired
-from raycontrol.spec import JobSpec, Site, members
+from raycontrol.spec import Site, members
 from raycontrol.status import Event, JobInfo, JobState, Note
 from raycontrol.store import Change, JobRow, Lease, Store
 from raycontrol.survey import Survey
@@ -54,17 +54,6 @@ RETRY_MAX_S = 5.0
 LONG_POLL_MAX_S = 20.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job as it comes from a client. ``package`` is the digest of the packed working directory, already in the archive."""
-
-    job_id: str
-    spec: JobSpec
-    user: str
-    package: str | None
-    version: str
 
 
 @dataclass(frozen=True)

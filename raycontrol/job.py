@@ -13,6 +13,17 @@ from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Re
 
 
 @dataclass(frozen=True)
+class Submission:
+    """A job as it comes from a client. ``package`` is the digest of the packed working directory, already in the archive."""
+
+    job_id: str
+    spec: JobSpec
+    user: str
+    package: str | None
+    version: str
+
+
+@dataclass(frozen=True)
 class Ended:
     """How a start command ended. ``at`` is epoch seconds of the controller's clock; ``error`` says why it could not be started.
 

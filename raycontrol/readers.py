@@ -11,8 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
-from raycontrol.hardware import InstanceUsage
+from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.job import Submission
 from raycontrol.jobrows import read_info, read_infos, read_job
+from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.store import JobRow, Store
 
@@ -66,8 +68,27 @@ class Reader(Protocol):
         """Remove finished jobs with all they kept."""
 
 
-class ClusterReader:
-    """Asks the controller and the archive of a cluster."""
+class Door(Reader, Protocol):
+    """The way in to a cluster: what a client needs to bring a job, and to look at nodes."""
+
+    def doubts(self, spec: JobSpec) -> str | None:
+        """Return why the cluster as it is could never run the job, or None; raises UsageError where none will join it."""
+
+    def has_package(self, digest: str) -> bool:
+        """Whether the archive holds a packed working directory."""
+
+    def put_package(self, digest: str, offset: int, data: bytes, last: bool) -> int:
+        """Send a piece of one; return how many bytes the archive holds."""
+
+    def submit(self, submission: Submission) -> JobInfo:
+        """Return the job once it is stored."""
+
+    def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
+        """Return the cluster's nodes; see ``Client.nodes``."""
+
+
+class ClusterDoor:
+    """Asks the controller and the archive of a cluster, over Ray."""
 
     def __init__(self, session: Any, controller: Any) -> None:
         self._session = session
@@ -110,6 +131,21 @@ class ClusterReader:
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         return self._ask(self._controller.stop.remote(job_id, why, force))  # type: ignore[no-any-return]
+
+    def doubts(self, spec: JobSpec) -> str | None:
+        return self._session.doubts(spec)  # type: ignore[no-any-return]
+
+    def has_package(self, digest: str) -> bool:
+        return self._ask(self._session.archive().has_package.remote(digest))  # type: ignore[no-any-return]
+
+    def put_package(self, digest: str, offset: int, data: bytes, last: bool) -> int:
+        return self._ask(self._session.archive().put_package.remote(digest, offset, data, last))  # type: ignore[no-any-return]
+
+    def submit(self, submission: Submission) -> JobInfo:
+        return self._ask(self._controller.submit.remote(submission))  # type: ignore[no-any-return]
+
+    def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
+        return self._ask(self._controller.nodes.remote(names, check))  # type: ignore[no-any-return]
 
     def sizes_of_jobs(self) -> dict[str, int]:
         return self._ask(self._session.archive().usage.remote())["jobs"]  # type: ignore[no-any-return]

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
-from raycontrol.controller import Controller, Submission
+from raycontrol.controller import Controller
 from raycontrol.duties import InstanceGone
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.instance import Preparation
-from raycontrol.job import Job
+from raycontrol.job import Job, Submission
 from raycontrol.placement import Node
 from raycontrol.plan import Orders
 from raycontrol.spec import JobSpec, Timeouts

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from raycontrol.archive import Archive
-from raycontrol.client import Client, JobHandle
+from raycontrol.client import Client, JobHandle, send
 from raycontrol.errors import PackageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage
 from raycontrol.packages import pack
+from raycontrol.readers import ClusterDoor
 from raycontrol.settings import Settings
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, Reason
@@ -179,11 +180,11 @@ def test_a_working_directory_is_uploaded_from_within_an_event_loop(tmp_path: Pat
     (tmp_path / "code").mkdir()
     (tmp_path / "code/train.py").write_text("print()")
     archive = Archive(tmp_path / "home", min_free_bytes=0)
-    client = Client(settings=Settings(home=str(tmp_path / "home")))
+    door = ClusterDoor(FakeSession(archive), controller=None)
 
     async def program() -> None:
         with pack(tmp_path / "code") as package:
-            client._upload(FakeSession(archive), package, print)
+            send(door, package, print)
             stored = tmp_path / f"home/packages/{package.digest}.tar"
             assert hashlib.sha256(stored.read_bytes()).hexdigest() == package.digest
 
