@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
-    "words": "errors hardware presets spec specfaults specfile specparts specrules status version",
+    "words": "access errors hardware presets spec specfaults specfile specparts specrules status version",
     "thought": "backends doctor events gate job lifecycle placement plan queue rdma retention transports verdicts",
     "machine": (
         "database disk flocks ignore jobrows leases logs lookups mounts nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
@@ -37,7 +37,7 @@ LIBRARIES = {
     "httpx": {"client"},
     "pathspec": {"ignore", "packing"},
     "psutil": {"nodefacts"},
-    "pydantic": {"hardware", "jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
+    "pydantic": {"access", "hardware", "jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
     "pydantic_core": {"specparts"},
     "pynvml": {"nvml"},
     "ray": {"actors", "cluster", "connect", "raynodes"},
