@@ -1,7 +1,7 @@
 # `make` or `make help` lists the targets. PYTHON=/path/to/python3.11 chooses the interpreter of .venv.
 
 BIN := .venv/bin
-SUITE := tests/unit tests/machine tests/ray tests/hosts
+SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
@@ -32,7 +32,7 @@ check: ## format, lint, types, unit tests; under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q -m 'not long' tests/unit tests/api
 
 bench: ## a job that does nothing, beside Ray's own way to start it, on three hosts (needs root)
 	@scripts/setup test

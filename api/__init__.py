@@ -1,1 +1,5 @@
-"""The HTTP surface; the only place that imports fastapi."""
+"""The HTTP interface (docs/api.md); the only place that imports fastapi, uvicorn and prometheus_client.
+
+``server`` runs what ``app`` builds: ``edge`` around every request, ``guards`` before every route, and the routes
+themselves in ``jobroutes``, ``logroutes``, ``packageroutes``, ``clusterroutes``, ``tokenroutes`` and ``healthroutes``.
+"""

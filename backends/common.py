@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from raycontrol import rdma
 from raycontrol.backends.contract import Environment
-from raycontrol.plan import Cause, Facts, Plan
+from raycontrol.plan import SECRET, Cause, Facts, Plan
 from raycontrol.rdma import Value
 from raycontrol.spec import JobSpec, Member, Mode, Placement, members
 
@@ -27,6 +27,8 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
     network = rdma.variables(spec, gang, facts, decision)
     shared = tuple(_shared_gpus(spec, gang, facts))
     known = all(fact.hardware is not None for fact in facts)
+    secret: Environment = dict.fromkeys(spec.secret_env, SECRET)
+    origins = dict.fromkeys(spec.secret_env, "secret_env")
     found = {
         member.name: {**network[member.name], **_share(member, fact)}
         for member, fact in zip(gang, facts, strict=True)
@@ -34,15 +36,17 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
     return replace(
         plan,
         environment={
-            name: {**_texts(found[name]), **variables} for name, variables in plan.environment.items()
+            name: {**_texts(found[name]), **variables, **secret}
+            for name, variables in plan.environment.items()
         },
         origins={
-            member.name: _origins(found[member.name], plan.environment[member.name], member)
+            member.name: {**_origins(found[member.name], plan.environment[member.name], member), **origins}
             for member in gang
         },
         rdma=decision,
         warnings=(*plan.warnings, *shared),
         notes=(*rdma.remarks(facts, decision), *shared) if known else (),
+        secret_env=tuple(spec.secret_env),
     )
 
 

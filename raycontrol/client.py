@@ -13,27 +13,37 @@ import builtins
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterDoor, Door, Reader, StoreReader, completed
-from raycontrol.settings import Settings
+from raycontrol.settings import Settings, process_environment
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState
+
+if TYPE_CHECKING:
+    from raycontrol.remote import HttpDoor
 
 PROGRESS_S = 2.0
 EVENT_POLL_S = 10.0
 QUIET_S = 0.5
+TOKEN_TTL_S = 90 * 86_400.0
 
 Progress = Callable[[str], None]
 
 
 class Client:
     """Speaks with the controller of one cluster; connects at the first verb that needs it.
+
+    With ``url`` (default, where neither ``address`` nor ``embedded`` is given: RAYCONTROL_URL) it does so over HTTP,
+    through the `raycontrol serve` that answers there, needs no Ray and reads nothing of this machine; the
+    ``controller_…`` methods raise UsageError. ``token`` (default: RAYCONTROL_TOKEN, else what RAYCONTROL_TOKEN_FILE
+    holds) says who asks, and jobs are submitted as its user.
 
     ``address`` is Ray's GCS address (default: RAY_ADDRESS, else the cluster of this machine). Where there is no
     cluster, ``submit`` and the ``controller_…`` methods raise UsageError, unless ``embedded``: that starts a Ray of
@@ -43,15 +53,29 @@ class Client:
     """
 
     def __init__(
-        self, address: str | None = None, *, embedded: bool = False, settings: Settings | None = None
+        self,
+        address: str | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        embedded: bool = False,
+        settings: Settings | None = None,
     ) -> None:
         if address is not None and embedded:
             raise UsageError("an embedded client starts a cluster of its own; give no address")
+        if url is not None and (address is not None or embedded):
+            raise UsageError("a url is a way to a cluster by itself; give no address or embedded with it")
         self._settings = settings or Settings.load()
+        is_open = url is None and address is None and not embedded
+        self._url = self._settings.url if is_open else url
+        if token is not None and self._url is None:
+            raise UsageError("a token is for a url; give one, or set RAYCONTROL_URL")
+        self._token = token
         self._address = address
         self._embedded = embedded
         self._session: Any | None = None
         self._reader: Reader | None = None
+        self._remote: HttpDoor | None = None
         self.offline: str | None = None
         """Why this client reads the store of this machine although a cluster was named; None when it does not."""
 
@@ -60,16 +84,17 @@ class Client:
     ) -> JobHandle:
         """Submit a job; return when it is stored. ``progress`` is told of slow steps and warnings.
 
+        Secrets that the spec leaves open (``secret_env: {NAME: null}``) are taken from the environment of this process.
         The same ``job_id`` again submits nothing and returns the job: make one yourself to retry safely. Raises
         UsageError (without a cluster), SpecError, PackageError, ClusterUnreachable, ControllerUnavailable,
-        VersionMismatch, StoreError.
+        VersionMismatch, StoreError; over HTTP Unauthorized, Forbidden, ServerUnreachable.
         """
         from raycontrol import backends
         from raycontrol.job import Submission
         from raycontrol.version import __version__
 
         tell = progress or _silent
-        spec = spec.named("job")
+        spec = spec.named("job").with_secrets(process_environment())
         for warning in backends.plan_of(spec).warnings:
             tell(f"warning: {warning}")
         package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
@@ -107,9 +132,17 @@ class Client:
         states: Sequence[JobState] | None = None,
         user: str | None = None,
         limit: int | None = 100,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
     ) -> builtins.list[JobInfo]:
-        """Return jobs, newest first; ``all`` ignores ``limit``."""
-        return self._read().jobs(states, user, None if all else limit)
+        """Return jobs, newest first; ``all`` ignores ``limit``.
+
+        ``labels``: that have all of these; ``text``: with this in their id or name. The next page comes with ``before``,
+        the last job's ``(submitted_at, id)``.
+        """
+        count = None if all else limit
+        return self._read().jobs(states, user, count, labels=labels, text=text, before=before)
 
     def nodes(self, names: Sequence[str] | None = None, *, check: bool = False) -> builtins.list[NodeInfo]:
         """Return the cluster's nodes, or those of these names, IPs or beginnings of ids, ordered by name.
@@ -118,6 +151,25 @@ class Client:
         cluster's controller if it has none. Raises UsageError without a cluster and for a name that no node has.
         """
         return self._open().nodes(names, check)
+
+    def create_token(
+        self, name: str, role: Role, *, user: str | None = None, ttl_s: float | None = TOKEN_TTL_S
+    ) -> tuple[TokenInfo, str]:
+        """Make a token of the HTTP interface; return it with its text, which nobody can tell again.
+
+        It stands for ``user`` (default: you) for ``ttl_s`` seconds (None: until it is revoked). Raises UsageError when
+        there is one of that name.
+        """
+        me = self._settings.user
+        return self._open().create_token(name, role, me if user is None else user, ttl_s, by=me)
+
+    def tokens(self) -> builtins.list[TokenInfo]:
+        """Return all tokens, the expired and revoked ones too, oldest first."""
+        return self._open().tokens()
+
+    def revoke_token(self, name: str) -> TokenInfo:
+        """End a token at once, and for good; raises UsageError when there was none of that name."""
+        return self._open().revoke_token(name)
 
     def controller_status(self) -> dict[str, Any]:
         """Return who the controller is and what it has to do; ``running`` is False when there is none."""
@@ -152,8 +204,11 @@ class Client:
         """Leave the cluster (and end it if it is embedded)."""
         if self._session is not None:
             self._session.close()
+        if self._remote is not None:
+            self._remote.close()
         self._session = None
         self._reader = None
+        self._remote = None
 
     def __enter__(self) -> Client:
         return self
@@ -166,6 +221,8 @@ class Client:
     def _connected(self) -> Any:
         from raycontrol.connect import Session, find_address
 
+        if self._url is not None:
+            raise UsageError("not over HTTP: run it on a node of the cluster, with --address")
         if self._session is None:
             address = None if self._embedded else find_address(self._settings, self._address)
             self._session = Session(self._settings, address, embedded=self._embedded)
@@ -173,6 +230,8 @@ class Client:
 
     def _open(self) -> Door:
         """Return the way in to the cluster, whose controller is started if it has none."""
+        if self._url is not None:
+            return self._over_http(self._url)
         if not isinstance(self._reader, ClusterDoor):
             session = self._connected()
             self._reader = ClusterDoor(session, session.controller())
@@ -185,10 +244,20 @@ class Client:
         """
         if self._reader is not None:
             return self._reader
+        if self._url is not None:
+            return self._over_http(self._url)
         reader = self._find_reader()
         if self._session is None or isinstance(reader, ClusterDoor):
             self._reader = reader
         return reader
+
+    def _over_http(self, url: str) -> HttpDoor:
+        from raycontrol.remote import HttpDoor
+
+        if self._remote is None:
+            token = self._settings.http_token() if self._token is None else self._token
+            self._remote = HttpDoor(url, token, insecure_http=self._settings.insecure_http)
+        return self._remote
 
     def _find_reader(self) -> Reader:
         from raycontrol.connect import find_address

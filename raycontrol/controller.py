@@ -12,16 +12,26 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raycontrol import lifecycle, placement, queue
+from raycontrol import lifecycle, placement, queue, tokens
+from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
+from raycontrol.accessrows import Belongings, Key
 from raycontrol.duties import Cluster, Duties
-from raycontrol.errors import JobNotFound, StoreError, StoreOwned, StoreRefused, VersionMismatch
+from raycontrol.errors import (
+    JobNotFound,
+    KeyReused,
+    StoreError,
+    StoreOwned,
+    StoreRefused,
+    UsageError,
+    VersionMismatch,
+)
 from raycontrol.events import (
     InstanceLost,
     JobEvent,
@@ -35,9 +45,9 @@ from raycontrol.events import (
 from raycontrol.hardware import NodeInfo
 from raycontrol.job import Job, Submission, checked_id
 from raycontrol.jobrows import info_of, read_info, read_infos, read_job, readable, row_of
-from raycontrol.retention import expired
+from raycontrol.retention import DAY_S, expired
 from raycontrol.spec import Site, members
-from raycontrol.status import Event, JobInfo, JobState, Note
+from raycontrol.status import Event, JobInfo, JobState, Metrics, Note
 from raycontrol.store import Change, JobRow, Lease, Store
 from raycontrol.survey import Survey
 from raycontrol.version import __version__
@@ -52,6 +62,8 @@ LEASE_BEAT_S = 5.0
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 LONG_POLL_MAX_S = 20.0
+WRITABLE_S = 5.0
+"""How long a write may take before the store counts as one that takes none."""
 
 T = TypeVar("T")
 
@@ -88,13 +100,15 @@ class Controller:
         self._store: Store | None = None
         self._lease: Lease | None = None
         self._jobs: dict[str, Job] = {}
+        self._secrets: dict[str, dict[str, str]] = {}
         self._inbox: asyncio.Queue[tuple[str, JobEvent, asyncio.Future[None] | None]] = asyncio.Queue()
-        self._duties = Duties(cluster, clock, self._post)
+        self._duties = Duties(cluster, clock, self._post, lambda job_id: self._secrets.get(job_id, {}))
         self._loops: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[None] | None = None
         self._changed = asyncio.Condition()
         self._look = asyncio.Event()
         self._submitting = asyncio.Lock()
+        self._probe: asyncio.Future[bool] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     # For clients.
@@ -121,22 +135,41 @@ class Controller:
         }
 
     async def submit(self, submission: Submission) -> JobInfo:
-        """Store a job and queue it. The same id again returns the job as it is: a retried call submits once."""
+        """Store a job and queue it. The same id or key again returns the job as it is: a retried call submits once.
+
+        Raises KeyReused for a key that came with another fingerprint, UsageError for secrets without a value and for an
+        id that another user's job has.
+        """
         await self.started()
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
         checked_id(submission.job_id)
         async with self._submitting:
             # A call that is repeated while the first one waits for the store must find its job.
-            known = await self._find(submission.job_id)
+            known = await self._submitted(submission) or await self._find(submission.job_id)
+            if known is not None and known.user != submission.user:
+                raise UsageError(f"job id {submission.job_id!r} is taken; choose another")
             return self._info(known or await self._add(submission))
+
+    async def _submitted(self, submission: Submission) -> Job | None:
+        """Return the job that the submission's key stands for; raises KeyReused."""
+        user, key = submission.user, submission.key
+        if key is None:
+            return None
+        used = await self._in_thread(lambda: self._open_store.access.used_key(self._name, user, key))
+        if used is None:
+            return None
+        if used.fingerprint != (submission.fingerprint or ""):
+            raise KeyReused(key)
+        return await self._find(used.job_id)
 
     async def _add(self, submission: Submission) -> Job:
         now = self._clock()
+        secrets = submission.spec.secrets()
         job = Job(
             id=submission.job_id,
             cluster=self._name,
-            spec=submission.spec.settled(self._site()),
+            spec=submission.spec.without_secrets().settled(self._site()),
             user=submission.user,
             submitted_at=now,
             since=now,
@@ -148,9 +181,13 @@ class Controller:
             state=job.state,
             reason=job.reason,
             attempt=0,
-            message=f"submitted by {job.user}",
+            message=_submitted_by(submission),
         )
-        await self._in_thread(lambda: self._open_store.add(row_of(job), note, lease=self._lease))
+        belongings = Belongings(_key_of(submission), secrets)
+        store, lease = self._open_store, self._lease
+        await self._in_thread(lambda: store.add(row_of(job), note, lease=lease, belongings=belongings))
+        log.info("job %s %s, from %s", job.id, note.message, submission.origin or "this cluster")
+        self._secrets[job.id] = secrets
         self._jobs[job.id] = job
         self._look.set()
         await self._announce()
@@ -179,14 +216,24 @@ class Controller:
         return await self._in_thread(lambda: self._open_store.find(prefix))
 
     async def jobs(
-        self, states: Sequence[JobState] | None, user: str | None, limit: int | None
+        self,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        limit: int | None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
     ) -> list[JobInfo]:
-        """Return jobs, newest first."""
+        """Return jobs, newest first; see ``Store.jobs``."""
         await self.started()
         store = self._open_store
-        return await self._in_thread(
-            lambda: read_infos(store.jobs(states=states, user=user, limit=limit), store)
-        )
+
+        def read() -> list[JobInfo]:
+            found = store.jobs(states=states, user=user, limit=limit, labels=labels, text=text, before=before)
+            return read_infos(found, store)
+
+        return await self._in_thread(read)
 
     async def events(self, job_id: str, after: int = 0, timeout_s: float = 0.0) -> list[Event]:
         """Return a job's events with ``seq`` above ``after``; wait up to ``timeout_s`` (at most 20) for the first."""
@@ -214,6 +261,81 @@ class Controller:
 
     def _packages_in_use(self) -> set[str]:
         return {job.package for _, job in readable(self._open_store.jobs()) if job.package}
+
+    # For the HTTP server: who may come in, what was done, how the cluster fares.
+
+    async def create_token(
+        self, name: str, role: Role, user: str, ttl_s: float | None, by: str
+    ) -> tuple[TokenInfo, str]:
+        """Make a token that lives for ``ttl_s`` seconds (None: until it is revoked); return it with its text, this once.
+
+        ``by`` is who asked for it. Raises UsageError when a living token has the name, or a value cannot be one.
+        """
+        await self.started()
+        now = self._clock()
+        info = TokenInfo(
+            name=tokens.checked_name(name),
+            role=Role(role),
+            user=tokens.checked_user(user),
+            created_at=now,
+            expires_at=None if ttl_s is None else now + tokens.checked_ttl(ttl_s),
+        )
+        text = tokens.new_token()
+        kept = tokens.parsed(text)
+        assert kept is not None, "it has just been made so"
+        access = self._open_store.access
+        await self._in_thread(lambda: access.add_token(kept.id, kept.digest, info, by))
+        return info, text
+
+    async def tokens(self) -> list[TokenInfo]:
+        """Return all tokens, the expired and revoked ones too, oldest first."""
+        await self.started()
+        return await self._in_thread(self._open_store.access.tokens)
+
+    async def revoke_token(self, name: str) -> TokenInfo:
+        """End the token of that name, if it has not been ended before; raises UsageError when there was none."""
+        await self.started()
+        now = self._clock()
+        return await self._in_thread(lambda: self._open_store.access.revoke_token(name, now))
+
+    async def authenticate(self, token_id: str, digest: str) -> Identity | None:
+        """Return who comes with a token, of which only what ``tokens.parsed`` gives travels; None when it is wrong,
+        expired or revoked. Takes as long for an id that is unknown."""
+        await self.started()
+        kept = await self._in_thread(lambda: self._open_store.access.token(token_id))
+        right = tokens.same(digest, None if kept is None else kept.digest)
+        return kept.identity(self._clock()) if kept is not None and right else None
+
+    async def audit(self, entry: AuditEntry) -> int:
+        """Store an entry and return its number."""
+        await self.started()
+        return await self._in_thread(lambda: self._open_store.access.add_audit(entry))
+
+    async def audit_log(self, after: int, limit: int) -> list[AuditEntry]:
+        """Return entries with ``seq`` above ``after``, oldest first."""
+        await self.started()
+        return await self._in_thread(lambda: self._open_store.access.audit_log(after, limit))
+
+    async def metrics(self) -> Metrics:
+        """Return figures about the jobs of this cluster."""
+        await self.started()
+        return await self._in_thread(lambda: self._open_store.metrics(self._name))
+
+    async def writable(self) -> bool:
+        """Whether the store has taken a write now, within ``WRITABLE_S`` seconds."""
+        if self._probe is None or self._probe.done():  # one at a time: a stuck store must not gather them
+            self._probe = asyncio.ensure_future(self._has_written())
+        done, _ = await asyncio.wait({self._probe}, timeout=WRITABLE_S)
+        return bool(done) and self._probe.result()
+
+    async def _has_written(self) -> bool:
+        try:
+            await self.started()
+            await self._in_thread(self._renew_lease)
+        except StoreError as error:
+            log.warning("the store takes no write: %s", error)
+            return False
+        return True
 
     # For instances.
 
@@ -265,6 +387,7 @@ class Controller:
             )
         rows = await self._in_thread(lambda: self._open_store.active(self._name))
         self._jobs = {row.id: job for row, job in readable(rows)}
+        self._secrets = await self._in_thread(lambda: self._open_store.access.secrets_of(self._jobs))
         now = self._clock()
         self._lags = {job.id: now - job.since for job in self._jobs.values()}
         await self._cluster.serve_nodes()
@@ -330,6 +453,7 @@ class Controller:
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.id]
+        self._secrets.pop(job.id, None)
         self._lags.pop(job.id, None)
         for instance in job.instances:
             self._offsets.pop((job.attempt_id, instance.name), None)
@@ -469,9 +593,11 @@ class Controller:
     async def _keep_within_limits(self) -> None:
         while True:
             try:
+                limits = self._limits()
+                oldest = self._clock() - limits.keep_days * DAY_S
+                await self._in_thread(partial(self._open_store.access.forget_audit, oldest))
                 infos = await self._in_thread(self._own_infos)
                 sizes = await self._cluster.sizes_of_jobs()
-                limits = self._limits()
                 doomed = expired(infos, sizes, self._clock(), limits.keep_days, limits.keep_gib)
                 if doomed:
                     log.info("removing finished jobs: %s", ", ".join(doomed))
@@ -519,6 +645,17 @@ class Controller:
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
             except asyncio.TimeoutError:
                 pass
+
+
+def _submitted_by(submission: Submission) -> str:
+    request = f" (request {submission.request_id})" if submission.request_id else ""
+    return f"submitted by {submission.user}{request}"
+
+
+def _key_of(submission: Submission) -> Key | None:
+    if submission.key is None:
+        return None
+    return Key(submission.user, submission.key, submission.fingerprint or "")
 
 
 def _advanced(job: Job, event: JobEvent) -> tuple[lifecycle.Step, JobRow] | None:

@@ -56,6 +56,37 @@ MIGRATIONS: tuple[Migration, ...] = (
             cluster TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, token TEXT NOT NULL,
             acquired_at REAL NOT NULL, heartbeat_at REAL NOT NULL, lease_s REAL NOT NULL)""",
     ),
+    (
+        """CREATE TABLE tokens (
+            seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
+            name TEXT NOT NULL, role TEXT NOT NULL, user TEXT NOT NULL, created_at REAL NOT NULL,
+            created_by TEXT NOT NULL, expires_at REAL, revoked_at REAL)""",
+        "CREATE INDEX tokens_by_name ON tokens (name, seq)",
+        """CREATE TABLE audit (
+            seq INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, token TEXT NOT NULL, user TEXT NOT NULL,
+            role TEXT NOT NULL, origin TEXT NOT NULL, action TEXT NOT NULL, target TEXT NOT NULL,
+            status INTEGER NOT NULL, request_id TEXT NOT NULL)""",
+        "CREATE INDEX audit_by_time ON audit (at)",
+        """CREATE TRIGGER audit_stays BEFORE UPDATE ON audit
+            BEGIN SELECT RAISE(ABORT, 'an entry of the audit never changes'); END""",
+        """CREATE TABLE keys (
+            cluster TEXT NOT NULL, user TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL,
+            job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, PRIMARY KEY (cluster, user, key))""",
+        "CREATE INDEX keys_by_job ON keys (job_id)",
+        """CREATE TABLE secrets (
+            job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, name TEXT NOT NULL, value TEXT NOT NULL,
+            PRIMARY KEY (job_id, name))""",
+        """CREATE TRIGGER secrets_end_with_their_job AFTER UPDATE ON jobs
+            WHEN NEW.state IN ('SUCCEEDED', 'FAILED', 'STOPPED')
+            BEGIN DELETE FROM secrets WHERE job_id = NEW.id; END""",
+        # For figures about all jobs, which must not read all jobs and events (metricrows).
+        "CREATE INDEX jobs_by_id_and_time ON jobs (id, cluster, submitted_at)",
+        "CREATE INDEX events_of_placing ON events (job_id, attempt, at, kind) WHERE kind = 'NodesChosen'",
+        """CREATE INDEX events_of_running ON events (job_id, attempt, at, kind, state)
+            WHERE kind = 'StagePassed' AND state = 'RUNNING'""",
+        """CREATE INDEX events_of_ends ON events (job_id, reason, state)
+            WHERE state IN ('SUCCEEDED', 'FAILED', 'STOPPED')""",
+    ),
 )
 
 metadata = MetaData()
@@ -98,6 +129,52 @@ leases = Table(
     Column("acquired_at", Float, nullable=False),
     Column("heartbeat_at", Float, nullable=False),
     Column("lease_s", Float, nullable=False),
+)
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    sqlite_autoincrement=True,
+)
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("token", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("request_id", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+keys = Table(
+    "keys",
+    metadata,
+    Column("cluster", Text, primary_key=True),
+    Column("user", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("fingerprint", Text, nullable=False),
+    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+)
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 # Closing any descriptor of a file drops this process's locks on it, SQLite's included: no thread may make the
@@ -158,7 +235,9 @@ class Database:
             isolation_level=None,  # transactions begin in `_begin`
             check_same_thread=False,
         )
-        for pragma in ("synchronous=FULL", "foreign_keys=ON", f"journal_size_limit={16 * 1024**2}"):
+        # What is deleted (secrets of jobs) is overwritten, not only given free.
+        size = f"journal_size_limit={16 * 1024**2}"
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON", size):
             connection.execute(f"PRAGMA {pragma}")
         return connection
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from raycontrol import backends, lifecycle, placement
@@ -98,12 +98,22 @@ class Cluster(Protocol):
 
 
 class Duties:
-    """The running tasks of all jobs, kept equal to what their states demand. ``clock`` gives the times of events."""
+    """The running tasks of all jobs, kept equal to what their states demand.
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float], post: Post) -> None:
+    ``clock`` gives the times of events, ``secrets`` the values of a job's ``secret_env``.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Callable[[], float],
+        post: Post,
+        secrets: Callable[[str], Mapping[str, str]] = lambda job_id: {},
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._post = post
+        self._secrets = secrets
         self._tasks: dict[tuple[str, Command], asyncio.Task[None]] = {}
         self._ended: dict[str, set[asyncio.Task[None]]] = {}
 
@@ -131,7 +141,7 @@ class Duties:
                 order = _preparation(job, name)
                 await self._persist(lambda: self._cluster.prepare(job, name, order), job, name)
             case CarryOutStage(instance=name, stage=stage):
-                part = orders(plan_of(job), stage, name)
+                part = orders(plan_of(job), stage, name, self._secrets(job.id))
                 await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
             case StopInstance(instance=name, grace_s=grace_s, why=why):
                 await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)

@@ -4,9 +4,13 @@
 
     RaycontrolError                 exit status 125
     ├── UsageError                  2    wrong call or argument; nothing was changed
-    │   └── SpecError               2    a spec with all of its faults
+    │   ├── SpecError               2    a spec with all of its faults
+    │   └── KeyReused               2    an idempotency key that stands for another request
     ├── JobNotFound                 2    no job of that id (or more than one of that prefix)
     ├── PackageError                2    the working directory cannot be packed or unpacked
+    ├── Unauthorized                2    over HTTP: no token, or one that does not hold (any more)
+    ├── Forbidden                   2    over HTTP: the token's role or user may not do this
+    ├── ServerUnreachable           125  no raycontrol server answers at the URL
     ├── ClusterUnreachable          125  no Ray cluster answers at the address
     ├── ControllerUnavailable       125  the cluster is there, its controller does not answer
     ├── VersionMismatch             125  client and controller are of different versions
@@ -76,6 +80,17 @@ class SpecError(UsageError):
         return f"{where}{len(self.faults)} faults in the job's spec:\n{lines}"
 
 
+class KeyReused(UsageError):
+    """An idempotency key came with another request than the one that it was first used for."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"idempotency key {self.key!r} was used for another request; choose a new key for this one"
+
+
 class JobNotFound(RaycontrolError):
     """No job has this id; ``candidates`` are jobs whose ids start with it, when there are several."""
 
@@ -114,6 +129,43 @@ class ClusterUnreachable(RaycontrolError):
     def __str__(self) -> str:
         return (
             f"{self.reason}; start one with `ray start --head`, or name another with --address or RAY_ADDRESS"
+        )
+
+
+class Unauthorized(RaycontrolError):
+    """The server at ``url`` does not know who asks."""
+
+    exit_status = 2
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+    def __str__(self) -> str:
+        return (
+            f"{self.url} refused the token: it is missing, wrong, expired or revoked; set RAYCONTROL_TOKEN to one "
+            "that an admin made with `raycontrol token create`"
+        )
+
+
+class Forbidden(RaycontrolError):
+    """The server knows who asks, and refuses; ``str(error)`` says what its role would have to be."""
+
+    exit_status = 2
+
+
+class ServerUnreachable(RaycontrolError):
+    """No raycontrol server answers at ``url``."""
+
+    def __init__(self, url: str, detail: str) -> None:
+        super().__init__(url, detail)
+        self.url = url
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"no raycontrol server answers at {self.url} ({self.detail}); is `raycontrol serve` running there, and "
+            "RAYCONTROL_URL right? On a node of the cluster --address reaches it without a server"
         )
 
 

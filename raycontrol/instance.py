@@ -447,12 +447,13 @@ class Instance:
         return str(Path(self._facts.code_dir) / Path(cwd or ".").expanduser())
 
     def _environment(self, orders: Orders) -> dict[str, str]:
-        """Return the node's environment with the job's on top; stand-ins come first on PATH, whoever set it."""
+        """Return the node's environment with the job's on top, then its secrets; stand-ins come first on PATH, whoever set it."""
         base = nodeenv.raylet_environment(self._identity.raylet_pid)
         base["PATH"] = nodeenv.search_path(base, str(Path(sys.executable).parent))
         changed = {name for name, value in orders.environment.items() if value is None}
         added = {name: value for name, value in orders.environment.items() if value is not None}
-        environment = {name: value for name, value in base.items() if name not in changed} | added
+        kept = {name: value for name, value in base.items() if name not in changed}
+        environment = {**kept, **added, **orders.secret_env}
         if any(path.startswith(BIN) for path in orders.files):
             environment["PATH"] = os.pathsep.join(
                 filter(None, [str(self._folder / BIN.rstrip("/")), environment.get("PATH")])

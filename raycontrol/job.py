@@ -14,13 +14,22 @@ from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Re
 
 @dataclass(frozen=True)
 class Submission:
-    """A job as it comes from a client. ``package`` is the digest of the packed working directory, already in the archive."""
+    """A job as it comes from a client. ``package`` is the digest of the packed working directory, already in the archive.
+
+    The spec has the values of ``secret_env``, none is left open. The same ``key`` of the same user again submits nothing:
+    it returns the job, or with another ``fingerprint`` (of what was asked for) it is refused. ``request_id`` is told in
+    the job's first event, ``origin`` (where the request came from) in the controller's log.
+    """
 
     job_id: str
     spec: JobSpec
     user: str
     package: str | None
     version: str
+    key: str | None = None
+    fingerprint: str | None = None
+    request_id: str | None = None
+    origin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -249,4 +258,5 @@ def _variables(item: Instance, plan: Plan | None) -> dict[str, Variable]:
     return {
         name: Variable(value=environment[name] or "", origin=origin)
         for name, origin in plan.origins.get(item.name, {}).items()
+        if name not in plan.secret_env
     }

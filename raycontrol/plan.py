@@ -175,6 +175,8 @@ class Plan:
     ends before the deciders has failed, also with exit 0, unless it is a decider itself or ``dispensable``. ``finishers`` may go on for
     ``finish_s`` seconds after the deciders. ``secret`` is known to all instances, and to nobody else.
 
+    ``secret_env`` are variables whose values are not in a plan: ``environment`` has ``SECRET`` for them.
+
     ``origins[name]`` says of variables about network and GPUs where their values come from, ``rdma`` whether NCCL is to
     use RDMA and why not, ``notes`` what else the facts told that a person should know.
     """
@@ -194,11 +196,16 @@ class Plan:
     origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rdma: Rdma = Rdma()
     notes: tuple[str, ...] = ()
+    secret_env: tuple[str, ...] = ()
+
+
+SECRET = "(secret)"
+"""What a plan shows for the value of a secret."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """One instance's part of one stage, as it travels to the instance."""
+    """One instance's part of one stage, as it travels to the instance. ``secret_env`` goes on top of ``environment``."""
 
     stage: int
     says: str
@@ -209,6 +216,7 @@ class Orders:
     until: tuple[Until, ...]
     meeting: tuple[str, ...] = ()
     secret: SharedSecret | None = None
+    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -223,19 +231,22 @@ class Cause:
     advice: str | None = None
 
 
-def orders(plan: Plan, stage: int, instance: str) -> Orders:
-    """Return what ``instance`` has to do in the stage of that number. Files go with the first stage only."""
+def orders(plan: Plan, stage: int, instance: str, secrets: Mapping[str, str] | None = None) -> Orders:
+    """Return what ``instance`` has to do in the stage of that number. Files and ``secrets``, the values of
+    ``secret_env``, go with the first stage only."""
     work = plan.stages[stage]
+    environment = plan.environment[instance]
     return Orders(
         stage=stage,
         says=work.says,
         limit_s=work.limit_s,
-        environment=plan.environment[instance],
+        environment={name: text for name, text in environment.items() if name not in plan.secret_env},
         files=plan.files.get(instance, {}) if stage == 0 else {},
         runs=tuple(work.runs.get(instance, ())),
         until=tuple(condition for condition in work.until if condition.source == instance),
         meeting=plan.meeting,
         secret=plan.secret,
+        secret_env=dict(secrets or {}) if stage == 0 else {},
     )
 
 

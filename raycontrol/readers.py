@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.job import Submission
 from raycontrol.jobrows import read_info, read_infos, read_job
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState
+from raycontrol.status import Event, JobInfo, JobState, Metrics
 from raycontrol.store import JobRow, Store
 
 POLL_S = 0.2
@@ -32,8 +33,17 @@ class Reader(Protocol):
     def info(self, job_id: str) -> JobInfo:
         """Return a job; raises JobNotFound."""
 
-    def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
-        """Return jobs, newest first."""
+    def jobs(
+        self,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        limit: int | None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
+    ) -> list[JobInfo]:
+        """Return jobs, newest first; see ``Store.jobs``."""
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         """Return events after ``after``; wait up to ``timeout_s`` for the first."""
@@ -86,6 +96,36 @@ class Door(Reader, Protocol):
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         """Return the cluster's nodes; see ``Client.nodes``."""
 
+    def create_token(
+        self, name: str, role: Role, user: str, ttl_s: float | None, by: str
+    ) -> tuple[TokenInfo, str]:
+        """Make a token and return its text, this once; see ``Controller.create_token``."""
+
+    def tokens(self) -> list[TokenInfo]:
+        """Return all tokens, oldest first."""
+
+    def revoke_token(self, name: str) -> TokenInfo:
+        """End a token; raises UsageError when there was none of that name."""
+
+
+class ServerDoor(Door, Protocol):
+    """What the HTTP server needs beside: who may come in, what was done, and how the cluster fares."""
+
+    def authenticate(self, token_id: str, digest: str) -> Identity | None:
+        """Return who comes with a token (``tokens.parsed``); None when it is wrong, expired or revoked."""
+
+    def audit(self, entry: AuditEntry) -> int:
+        """Return the entry's number once it is stored."""
+
+    def audit_log(self, after: int, limit: int) -> list[AuditEntry]:
+        """Return entries with ``seq`` above ``after``, oldest first."""
+
+    def metrics(self) -> Metrics:
+        """Return figures about the cluster's jobs."""
+
+    def writable(self) -> bool:
+        """Whether the store takes a write now."""
+
 
 class ClusterDoor:
     """Asks the controller and the archive of a cluster, over Ray."""
@@ -100,8 +140,18 @@ class ClusterDoor:
     def info(self, job_id: str) -> JobInfo:
         return self._ask(self._controller.info.remote(job_id))  # type: ignore[no-any-return]
 
-    def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
-        return self._ask(self._controller.jobs.remote(states, user, limit))  # type: ignore[no-any-return]
+    def jobs(
+        self,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        limit: int | None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
+    ) -> list[JobInfo]:
+        query = {"labels": labels, "text": text, "before": before}
+        return self._ask(self._controller.jobs.remote(states, user, limit, **query))  # type: ignore[no-any-return]
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         return self._ask(self._controller.events.remote(job_id, after, timeout_s))  # type: ignore[no-any-return]
@@ -147,6 +197,32 @@ class ClusterDoor:
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         return self._ask(self._controller.nodes.remote(names, check))  # type: ignore[no-any-return]
 
+    def create_token(
+        self, name: str, role: Role, user: str, ttl_s: float | None, by: str
+    ) -> tuple[TokenInfo, str]:
+        return self._ask(self._controller.create_token.remote(name, role, user, ttl_s, by))  # type: ignore[no-any-return]
+
+    def tokens(self) -> list[TokenInfo]:
+        return self._ask(self._controller.tokens.remote())  # type: ignore[no-any-return]
+
+    def revoke_token(self, name: str) -> TokenInfo:
+        return self._ask(self._controller.revoke_token.remote(name))  # type: ignore[no-any-return]
+
+    def authenticate(self, token_id: str, digest: str) -> Identity | None:
+        return self._ask(self._controller.authenticate.remote(token_id, digest))  # type: ignore[no-any-return]
+
+    def audit(self, entry: AuditEntry) -> int:
+        return self._ask(self._controller.audit.remote(entry))  # type: ignore[no-any-return]
+
+    def audit_log(self, after: int, limit: int) -> list[AuditEntry]:
+        return self._ask(self._controller.audit_log.remote(after, limit))  # type: ignore[no-any-return]
+
+    def metrics(self) -> Metrics:
+        return self._ask(self._controller.metrics.remote())  # type: ignore[no-any-return]
+
+    def writable(self) -> bool:
+        return self._ask(self._controller.writable.remote())  # type: ignore[no-any-return]
+
     def sizes_of_jobs(self) -> dict[str, int]:
         return self._ask(self._session.archive().usage.remote())["jobs"]  # type: ignore[no-any-return]
 
@@ -173,10 +249,22 @@ class StoreReader:
         assert self._store is not None
         return read_info(row, self._store)
 
-    def jobs(self, states: Sequence[JobState] | None, user: str | None, limit: int | None) -> list[JobInfo]:
+    def jobs(
+        self,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        limit: int | None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
+    ) -> list[JobInfo]:
         if self._store is None:
             return []
-        return read_infos(self._store.jobs(states=states, user=user, limit=limit), self._store)
+        found = self._store.jobs(
+            states=states, user=user, limit=limit, labels=labels, text=text, before=before
+        )
+        return read_infos(found, self._store)
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         row = self._row(job_id)

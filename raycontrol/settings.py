@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 import pwd
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,10 @@ class Settings:
     directory that is packed; below ``min_free_mib`` of free space nothing is shipped to the archive;
     ``scratch`` is where instances work on their node (default: Ray's session folder); ``ray_tmpdir`` is below
     which folder Ray keeps its own. Jobs that leave it open get ``rdma_preset``, RDMA by itself only on nodes with
-    ``rdma_min_gpus`` GPUs, and an event when their GPUs were idle for ``idle_gpu_warn_s`` seconds (0: none). ``sources`` says, by field, where a value that is not a default came from.
+    ``rdma_min_gpus`` GPUs, and an event when their GPUs were idle for ``idle_gpu_warn_s`` seconds (0: none).
+    ``url`` is where `raycontrol serve` answers, which clients then use instead of Ray, with ``token`` or what
+    ``token_file`` holds; ``insecure_http`` lets them send it over plain http to other machines. ``sources`` says, by
+    field, where a value that is not a default came from.
     """
 
     home: str = DEFAULT_HOME
@@ -52,6 +56,10 @@ class Settings:
     rdma_preset: str = "auto"
     rdma_min_gpus: int = 8
     idle_gpu_warn_s: float = 600
+    url: str | None = None
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    insecure_http: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -94,33 +102,63 @@ class Settings:
         """What jobs get that leave it open."""
         return Site(self.rdma_preset, self.rdma_min_gpus, self.idle_gpu_warn_s)
 
+    def http_token(self) -> str | None:
+        """The secret for ``url``: ``token``, else what ``token_file`` holds. Raises UsageError, without the secret in it."""
+        if self.token is not None or self.token_file is None:
+            return self.token
+        variable = FIELDS["token_file"].variable
+        path = _expanded(self.token_file, variable)
+        try:
+            return checked_token(path.read_text(encoding="ascii", errors="replace").strip())
+        except OSError as error:
+            raise UsageError(f"{variable}: {path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{variable}: {path}: its content {error}") from None
+
     def variables(self) -> dict[str, str]:
-        """The environment variables by which another process comes to the same settings."""
-        chosen = {FIELDS[name].variable: getattr(self, name) for name in FIELDS}
+        """The environment variables by which another process comes to the same settings, secrets left out."""
+        chosen = {item.variable: getattr(self, name) for name, item in FIELDS.items() if not item.secret}
         return {variable: str(value) for variable, value in chosen.items() if value is not None}
 
     def describe(self) -> dict[str, str]:
-        """Every setting as text with where it came from, fit to be shown: user and password are taken out of an address."""
-        shown: dict[str, str] = {}
-        for name in FIELDS:
-            value = getattr(self, name)
-            text = "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-            shown[name] = f"{_without_login(text)} ({self.sources.get(name, 'default')})"
-        return shown
+        """Every setting as text with where it came from, fit to be shown: no secrets, no user and password of an address."""
+        return {
+            name: f"{_shown(getattr(self, name), setting)} ({self.sources.get(name, 'default')})"
+            for name, setting in FIELDS.items()
+        }
+
+
+def process_environment() -> Mapping[str, str]:
+    """Return this process's environment, for what its user wants to have taken from there."""
+    return os.environ
 
 
 @dataclass(frozen=True)
 class Field:
-    """A setting: the variable that sets it, and a function that returns its value or raises ValueError(rule)."""
+    """A setting: the variable that sets it, and a function that returns its value or raises ValueError(rule).
+
+    The value of a ``secret`` one is never shown, a wrong one neither.
+    """
 
     variable: str
     parse: Callable[[Any], Any]
+    secret: bool = False
+
+
+def _shown(value: object, setting: Field) -> str:
+    if value is None:
+        return "not set"
+    if setting.secret:
+        return "set"
+    return f"{value:g}" if isinstance(value, float) else _without_login(str(value))
 
 
 def _parsed(setting: Field, raw: object, subject: str) -> object:
     try:
         return setting.parse(raw)
     except ValueError as error:
+        if setting.secret:
+            raise UsageError(f"{subject}: {error}") from None
         shown = _without_login(raw) if isinstance(raw, str) else raw
         raise UsageError(f"{subject}: {error}, got {shown!r}") from None
 
@@ -172,6 +210,40 @@ def _preset(raw: object) -> str:
     return str(raw)
 
 
+def _flag(raw: object) -> bool:
+    word = raw.lower() if isinstance(raw, str) else raw
+    if word in (True, "1", "true"):
+        return True
+    if word in (False, "0", "false"):
+        return False
+    raise ValueError("must be 1 or 0")
+
+
+def checked_url(raw: object) -> str:
+    """Return the URL of a server without a slash at its end; raises ValueError(rule)."""
+    rule = "must be a URL such as https://head:8642, without a user, a query or a fragment"
+    text = raw if isinstance(raw, str) else ""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        raise ValueError(rule) from None
+    if not usable or "@" in parts.netloc or {*text} & {"?", "#", "\\"} or not _is_plain(text):
+        raise ValueError(rule)
+    return text.rstrip("/")
+
+
+def checked_token(raw: object) -> str:
+    """Return a secret that can stand in a header; raises ValueError(rule), which does not tell it."""
+    if not isinstance(raw, str) or len(raw) > 512 or not _is_plain(raw):
+        raise ValueError("must be 1 to 512 printable ASCII characters without spaces")
+    return raw
+
+
+def _is_plain(text: str) -> bool:
+    return re.fullmatch(r"[!-~]+", text) is not None
+
+
 FIELDS: Mapping[str, Field] = {
     "home": Field("RAYCONTROL_HOME", _path),
     "cluster": Field("RAYCONTROL_CLUSTER", _text),
@@ -186,6 +258,10 @@ FIELDS: Mapping[str, Field] = {
     "rdma_preset": Field("RAYCONTROL_RDMA_PRESET", _preset),
     "rdma_min_gpus": Field("RAYCONTROL_RDMA_MIN_GPUS", _whole(1)),
     "idle_gpu_warn_s": Field("RAYCONTROL_IDLE_GPU_WARN_S", _amount),
+    "url": Field("RAYCONTROL_URL", checked_url),
+    "token": Field("RAYCONTROL_TOKEN", checked_token, secret=True),
+    "token_file": Field("RAYCONTROL_TOKEN_FILE", _path),
+    "insecure_http": Field("RAYCONTROL_INSECURE_HTTP", _flag),
 }
 
 
@@ -225,13 +301,11 @@ def _one_line(error: Exception) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(str(problem).split())}"
 
 
-def _expanded(home: str) -> Path:
+def _expanded(path: str, variable: str = "RAYCONTROL_HOME") -> Path:
     try:
-        return Path(home).expanduser()
+        return Path(path).expanduser()
     except RuntimeError:
-        raise UsageError(
-            f"RAYCONTROL_HOME: {home!r} names no user's home here; give an absolute path"
-        ) from None
+        raise UsageError(f"{variable}: {path!r} names no user's home here; give an absolute path") from None
 
 
 def _login_name(environ: Mapping[str, str]) -> str:

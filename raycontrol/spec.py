@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
 from raycontrol import specfile, specrules
+from raycontrol.errors import UsageError
 from raycontrol.specfile import Document
 from raycontrol.specparts import (
     LAUNCHERS,
@@ -39,6 +40,7 @@ from raycontrol.specparts import (
     RdmaField,
     Resources,
     RunOn,
+    SecretEnv,
     Site,
     Slots,
     Success,
@@ -109,6 +111,8 @@ class JobSpec(Part):
     """Groups of instances that are alike, by name."""
     env: Env = Field(default_factory=dict)
     """Environment variables. Values are text; null unsets."""
+    secret_env: SecretEnv = Field(default_factory=dict)
+    """Environment variables whose values are never shown, logged or kept after the job's end; null: whoever submits has it in his own environment."""
     working_dir: FolderText | None = None
     """The folder of the job's code, relative to this file; every node gets a copy."""
     cwd: FolderText | None = None
@@ -122,7 +126,7 @@ class JobSpec(Part):
     pipefail: Bool = True
     """A pipeline fails if any of its commands does (bash -o pipefail)."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
-    """The user's own marks, stored and shown; nothing selects jobs by them yet."""
+    """The user's own marks, stored and shown; jobs can be listed by them."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -156,6 +160,41 @@ class JobSpec(Part):
             update={"name": _as_name(default) or _as_name(_first_word(self.command)) or "job"}
         )
 
+    def with_secrets(self, environ: Mapping[str, str]) -> JobSpec:
+        """This spec with the secrets that it leaves open (null) taken from ``environ``, that of whoever submits.
+
+        ``Client.submit`` and the commands do so before anything leaves their process; whoever takes a spec from others,
+        as the HTTP server does, must not: its own environment would be theirs to read. Raises UsageError, naming the
+        variables that are not set.
+        """
+        open_ones = [name for name, value in self.secret_env.items() if value is None]
+        missing = [name for name in open_ones if name not in environ]
+        if missing:
+            raise UsageError(f"secret_env: {_listed(missing)} not set in this environment; export it first")
+        if not open_ones:
+            return self
+        found = {**self.secret_env, **{name: environ[name] for name in open_ones}}
+        return JobSpec.model_validate({**self.model_dump(), "secret_env": found})
+
+    def secrets(self) -> dict[str, str]:
+        """The values of ``secret_env``, in the clear. Raises UsageError when one is left open."""
+        missing = [name for name, value in self.secret_env.items() if value is None]
+        if missing:
+            raise UsageError(
+                f"secret_env: {_listed(missing)} without a value; whoever submits has to give it"
+            )
+        return {
+            name: value.get_secret_value() for name, value in self.secret_env.items() if value is not None
+        }
+
+    def without_secrets(self) -> JobSpec:
+        """This spec with the names of its secrets and no values, as it is kept."""
+        return self.model_copy(update={"secret_env": dict.fromkeys(self.secret_env)})
+
+    def revealed(self) -> dict[str, Any]:
+        """This spec as plain JSON values, its secrets in the clear: for the way to a cluster, and nothing else."""
+        return {**self.model_dump(mode="json"), "secret_env": self.secrets()}
+
     def settled(self, site: Site) -> JobSpec:
         """This spec with the site's values where it leaves the choice to the site."""
         rdma = Rdma(
@@ -172,26 +211,42 @@ class JobSpec(Part):
 # -- ways in ---------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), env: Sequence[str] = ()) -> JobSpec:
-    """The spec in a file, with ``--set`` and ``--env`` applied, and named after the file if it has no name.
+def load(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    env: Sequence[str] = (),
+    secret_env: Sequence[str] = (),
+) -> JobSpec:
+    """The spec in a file, with ``--set``, ``--env`` and ``--secret-env`` applied, and named after the file if it has no name.
 
     A relative ``working_dir`` in the file is taken from the file's folder, one in ``overrides`` from the current one.
     """
     document = specfile.parse(specfile.read_file(path), "<stdin>" if str(path) == "-" else str(path))
     if str(path) == "-":
-        return _from_document(document, Path.cwd(), overrides, env).named()
+        return _from_document(document, Path.cwd(), overrides, env, secret_env).named()
     file = Path(path).expanduser()
-    return _from_document(document, file.parent, overrides, env).named(file.stem)
+    return _from_document(document, file.parent, overrides, env, secret_env).named(file.stem)
 
 
-def build(data: Mapping[str, Any], overrides: Sequence[str] = (), env: Sequence[str] = ()) -> JobSpec:
-    """The spec that a command line describes without a file: ``data``, then ``--set`` and ``--env``; named."""
-    return _from_document(Document(dict(data)), Path.cwd(), overrides, env).named()
+def build(
+    data: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    env: Sequence[str] = (),
+    secret_env: Sequence[str] = (),
+) -> JobSpec:
+    """The spec that a command line describes without a file: ``data``, then ``--set``, ``--env`` and ``--secret-env``; named."""
+    return _from_document(Document(dict(data)), Path.cwd(), overrides, env, secret_env).named()
 
 
-def _from_document(document: Document, folder: Path, overrides: Sequence[str], env: Sequence[str]) -> JobSpec:
+def _from_document(
+    document: Document,
+    folder: Path,
+    overrides: Sequence[str],
+    env: Sequence[str],
+    secret_env: Sequence[str] = (),
+) -> JobSpec:
     _anchor(document, folder)
-    specfile.override(document, overrides, env)
+    specfile.override(document, overrides, env, secret_env)
     _anchor(document, Path.cwd())
     return JobSpec.model_validate(document.data, context=document)
 
@@ -215,6 +270,10 @@ def _first_word(command: str | tuple[str, ...]) -> str:
     words = command.split() if isinstance(command, str) else command
     program = next((word for word in words if not re.match(r"\w+=", word)), "")
     return program.rstrip("/").rpartition("/")[2]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _as_name(text: str | None) -> str:

@@ -132,14 +132,14 @@ def got(path: Keys, value: Any, document: Document) -> str:
     """The value as its author wrote it; never one whose name speaks of a secret, nor text that may hold all of env."""
     if _is_secret(path):
         return "a value that is not shown"
-    if path and path[-1] == "env":
+    if path and path[-1] in ("env", "secret_env"):
         return "text" if isinstance(value, str) else shown(value)
     text = document.text_of(path)
     return shown(value, text or None)
 
 
 def _is_secret(path: Keys) -> bool:
-    return "env" in path[:-1] and is_secret_name(str(path[-1]))
+    return "secret_env" in path[:-1] or ("env" in path[:-1] and is_secret_name(str(path[-1])))
 
 
 def is_secret_name(name: str) -> bool:

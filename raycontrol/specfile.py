@@ -148,6 +148,8 @@ def _compose(text: str, source: str | None) -> Node | None:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark is not None else (None, None)
         problem = " ".join(str(part) for part in (error.context, error.problem) if part)
+        if "secret_env" in text:  # what was taken for an alias's name may be a value that begins with a *
+            problem = _ALIAS.sub("alias", problem)
         raise SpecError((Fault("", f"this is not YAML: {problem}", None, *place),), source) from None
     except ReaderError as error:
         before = text[: error.position]
@@ -156,6 +158,9 @@ def _compose(text: str, source: str | None) -> Node | None:
         raise SpecError((Fault("", f"this is not YAML: {problem}", None, *place),), source) from None
     except (YAMLError, ValueError) as error:
         raise _refusal(f"this is not YAML: {error}", source, 1) from None
+
+
+_ALIAS = re.compile(r"alias '.*'")
 
 
 def _code_point(character: Any) -> int:
@@ -227,7 +232,8 @@ class _Reader:
         tag = str(node.tag)
         plain = node.style is None
         if tag not in _IMPLICIT or (not plain and tag != f"{_CORE}str"):
-            self._fault(path, f"must not have a tag (!{tag.removeprefix(_CORE).lstrip('!')})", node)
+            shown_tag = "" if "secret_env" in path else f" (!{tag.removeprefix(_CORE).lstrip('!')})"
+            self._fault(path, f"must not have a tag{shown_tag}", node)
             return text
         return resolve(text) if plain and tag != f"{_CORE}str" else text
 
@@ -288,8 +294,13 @@ def _joined_surrogates(text: str) -> str:
 # -- overrides -------------------------------------------------------------------------------------------------------
 
 
-def override(document: Document, settings: Sequence[str] = (), env: Sequence[str] = ()) -> None:
-    """Apply ``--set FIELD=VALUE`` (values by the YAML rules) and then ``--env NAME=VALUE`` (always text)."""
+def override(
+    document: Document,
+    settings: Sequence[str] = (),
+    env: Sequence[str] = (),
+    secret_env: Sequence[str] = (),
+) -> None:
+    """Apply ``--set FIELD=VALUE`` (values by the YAML rules), ``--env NAME=VALUE`` (always text), ``--secret-env NAME``."""
     if not isinstance(document.data, dict):
         return
     for setting in settings:
@@ -299,6 +310,9 @@ def override(document: Document, settings: Sequence[str] = (), env: Sequence[str
             document.faults.append(
                 Fault("--set", "must be FIELD=VALUE, such as groups.worker.count=4", shown(name))
             )
+            continue
+        if keys[0] == "secret_env" and text.strip():
+            document.faults.append(Fault(f"--set {dotted(keys)}", _ON_COMMAND_LINE))
             continue
         value, faults = _setting_value(text)
         document.faults += [Fault(f"--set {dotted(keys)}", fault.rule) for fault in faults]
@@ -310,6 +324,14 @@ def override(document: Document, settings: Sequence[str] = (), env: Sequence[str
             document.faults.append(Fault("--env", "must be NAME=VALUE"))
             continue
         _put(document, ("env", name), text, None)
+    for name in secret_env:
+        if "=" in name:
+            document.faults.append(Fault("--secret-env", f"must be NAME; {_ON_COMMAND_LINE}"))
+            continue
+        _put(document, ("secret_env", name), None, None)
+
+
+_ON_COMMAND_LINE = "the value of a secret must not stand on a command line: `--secret-env NAME` takes it from the environment"
 
 
 def _setting_value(text: str) -> tuple[Any, Sequence[Fault]]:
@@ -323,10 +345,10 @@ def _setting_value(text: str) -> tuple[Any, Sequence[Fault]]:
 
 
 def _field_keys(name: str) -> Keys:
-    """``groups.worker.count`` in its parts; what follows ``env.`` or ``labels.`` is one name, dots and all."""
+    """``groups.worker.count`` in its parts; what follows ``env.`` or ``labels.`` is one name, dots and all (``secret_env.`` too)."""
     parts = name.split(".")
     for position, part in enumerate(parts[:-1]):
-        if part in ("env", "labels") and position in (0, 2):
+        if part in ("env", "secret_env", "labels") and position in (0, 2):
             return (*parts[: position + 1], ".".join(parts[position + 1 :]))
     return tuple(parts)
 

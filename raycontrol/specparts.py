@@ -17,6 +17,7 @@ from pydantic import (
     Discriminator,
     Field,
     ModelWrapValidatorHandler,
+    SecretStr,
     Tag,
     ValidationError,
     ValidationInfo,
@@ -113,12 +114,20 @@ def _encodes(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def _has_no_nul(text: str) -> bool:
+    return "\0" not in text
+
+
+def _is_short(text: str) -> bool:
+    return len(text.encode()) <= _ONE_ARGUMENT
+
+
 _ONE_ARGUMENT = 128 * 1024 - 1  # Linux: MAX_ARG_STRLEN, the end mark included
-_no_nul = _rule(lambda text: "\0" not in text, "must not contain a NUL byte")
-_fits = _rule(
-    lambda text: len(text.encode()) <= _ONE_ARGUMENT,
-    "must be shorter than 128 KiB (Linux's limit for an argument)",
-)
+UTF8_RULE = "must be text that UTF-8 can hold"
+NUL_RULE = "must not contain a NUL byte"
+SHORT_RULE = "must be shorter than 128 KiB (Linux's limit for an argument)"
+_no_nul = _rule(_has_no_nul, NUL_RULE)
+_fits = _rule(_is_short, SHORT_RULE)
 _not_blank = _rule(str.strip, "must not be empty")
 
 GROUP_NAME_RULE = "names of groups must be 1 to 40 lowercase letters, digits or '-', starting and ending with a letter or digit"
@@ -126,7 +135,7 @@ GROUP_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?\Z")
 NAME_RULE = "must be 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
-Text = Annotated[str, Field(strict=True), _rule(_encodes, "must be text that UTF-8 can hold")]
+Text = Annotated[str, Field(strict=True), _rule(_encodes, UTF8_RULE)]
 Bool = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -236,6 +245,23 @@ EnvName = Annotated[
 ]
 EnvValue = Annotated[Text, _no_nul, _fits]
 Env = dict[EnvName, EnvValue | None]
+
+
+def _secretly(holds: Callable[[str], object], rule: str) -> AfterValidator:
+    """A rule for the text behind a secret."""
+    return _rule(lambda secret: holds(secret.get_secret_value()), rule)
+
+
+MASK = str(SecretStr("x"))
+SecretValue = Annotated[
+    SecretStr,
+    Field(strict=True),
+    _secretly(_encodes, UTF8_RULE),
+    _secretly(_has_no_nul, NUL_RULE),
+    _secretly(_is_short, SHORT_RULE),
+    _secretly(lambda text: text != MASK, "must be the value itself, not what is shown for it"),
+]
+SecretEnv = dict[EnvName, SecretValue | None]
 
 # -- the models ------------------------------------------------------------------------------------------------------
 

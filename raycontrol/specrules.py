@@ -151,6 +151,7 @@ class _Sum:
         if total > MAX_INSTANCES:
             yield Problem(("groups",), f"must have at most {MAX_INSTANCES} instances in all", f"{total}")
         yield from self._slots()
+        yield from self._secrets()
         if self._known("mode") and self._known("run_on"):
             yield from self._run_on()
         if self._known("mode"):
@@ -252,11 +253,22 @@ class _Sum:
             if spec.ray != RayOptions():
                 yield self._only_for(Mode.RAY, ("ray",))
             return
-        envs: list[tuple[Keys, Mapping[str, str | None]]] = [(("env",), spec.env)]
-        envs += [(("groups", name, "env"), group.env) for name, group in spec.groups.items()]
-        for path, env in envs:
+        envs: dict[Keys, Mapping[str, Any]] = {**self._envs(), ("secret_env",): spec.secret_env}
+        for path, env in envs.items():
             for name in (name for name in env if name in RAY_RESERVED):
                 yield Problem((*path, name), "is set by raycontrol itself in mode ray and must not be given")
+
+    def _secrets(self) -> Iterator[Problem]:
+        """A variable is secret or it is not: its value must not stand in both places."""
+        for path, env in self._envs().items():
+            for name in (name for name in env if name in self._spec.secret_env):
+                yield Problem((*path, name), "must not be given in secret_env too")
+
+    def _envs(self) -> dict[Keys, Mapping[str, str | None]]:
+        groups: dict[Keys, Mapping[str, str | None]] = {
+            ("groups", name, "env"): group.env for name, group in self._spec.groups.items()
+        }
+        return {("env",): self._spec.env, **groups}
 
     def _only_for(self, mode: Mode, path: Keys) -> Problem:
         return Problem(path, f"is for mode {mode} only, not {self._spec.mode}")

@@ -200,3 +200,26 @@ class Event(Note):
 
     seq: int
     job_id: str
+
+
+class Histogram(Model):
+    """How long something took: pairs of seconds and how many took at most so long; ``count`` and ``sum_s`` are of all."""
+
+    buckets: tuple[tuple[float, int], ...]
+    count: int
+    sum_s: float
+
+
+class Metrics(Model):
+    """Figures about the jobs that a cluster's store keeps; they fall when old jobs are removed.
+
+    ``jobs`` has every state. ``queue_wait_s``: from the submission until nodes were first chosen; ``launch_s``: from the
+    (last) choice of an attempt's nodes until its start commands ran. ``attempts`` counts those that got nodes,
+    ``endings`` ended jobs by reason.
+    """
+
+    jobs: dict[JobState, int]
+    queue_wait_s: Histogram
+    launch_s: Histogram
+    attempts: int
+    endings: dict[Reason, int]

@@ -12,16 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from raycontrol import flocks
+from raycontrol import accessrows, flocks, metricrows
 from raycontrol import leases as _leases
+from raycontrol.accessrows import AccessRows, Belongings
 from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs
 from raycontrol.errors import StoreError, StoreRefused
 from raycontrol.leases import Lease, LeaseRow
-from raycontrol.status import Event, JobState, Note
+from raycontrol.status import Event, JobState, Metrics, Note
 
 __all__ = ["Change", "JobRow", "Lease", "LeaseRow", "Store"]
 
@@ -77,6 +78,7 @@ class Store:
         """
         self.home = Path(home)
         self._database = Database(self.home, create=create, migrations=migrations, busy_s=busy_s)
+        self.access = AccessRows(self._database)
 
     @classmethod
     def open_existing(cls, home: Path) -> Store | None:
@@ -101,8 +103,15 @@ class Store:
     ) -> None:
         self.close()
 
-    def add(self, row: JobRow, note: Note, *, lease: Lease | None = None) -> Event:
-        """Store a new job and its first event. Raises StoreError when there is a job of this id.
+    def add(
+        self,
+        row: JobRow,
+        note: Note,
+        *,
+        lease: Lease | None = None,
+        belongings: Belongings | None = None,
+    ) -> Event:
+        """Store a new job, its first event and what belongs to it, or nothing. Raises StoreError when there is a job of this id.
 
         With a ``lease``, here and in ``save``: only if it is still this process's (StoreOwned otherwise).
         """
@@ -115,6 +124,7 @@ class Store:
                 if "UNIQUE" not in str(error.orig):
                     raise
                 raise StoreError(f"job {row.id!r} is already in the store; choose another id") from None
+            accessrows.put(connection, row.cluster, row.id, belongings or Belongings())
             return _tell(connection, row.id, note)
 
     def save(self, changes: Sequence[Change], *, lease: Lease | None = None) -> list[Event]:
@@ -157,8 +167,14 @@ class Store:
         user: str | None = None,
         limit: int | None = None,
         before: tuple[float, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
     ) -> list[JobRow]:
-        """Jobs, newest first. For the next page, ``before`` is the last row's ``(submitted_at, id)``."""
+        """Jobs, newest first. For the next page, ``before`` is the last row's ``(submitted_at, id)``.
+
+        ``labels`` are those that a job must have, with these values; ``text`` is a part of its id or name, in small or
+        capital letters. Both are looked for in SQL.
+        """
         query = select(jobs).order_by(jobs.c.submitted_at.desc(), jobs.c.id.desc()).limit(limit)
         if cluster is not None:
             query = query.where(jobs.c.cluster == cluster)
@@ -168,6 +184,10 @@ class Store:
             query = query.where(jobs.c.user == user)
         if before is not None:
             query = query.where(tuple_(jobs.c.submitted_at, jobs.c.id) < tuple_(*before))
+        for name, value in (labels or {}).items():
+            query = query.where(_has_label(name, value))
+        if text is not None:
+            query = query.where(or_(_contains(jobs.c.id, text), _contains(jobs.c.name, text)))
         with self._database.reading() as connection:
             return [_row(found._mapping) for found in connection.execute(query)]
 
@@ -184,6 +204,11 @@ class Store:
         with self._database.reading() as connection:
             found = connection.execute(query.order_by(events.c.seq).limit(limit))
             return [Event(**row._mapping) for row in found]
+
+    def metrics(self, cluster: str) -> Metrics:
+        """Figures about the jobs of a cluster."""
+        with self._database.reading() as connection:
+            return metricrows.read(connection, cluster)
 
     def remove(self, job_ids: Iterable[str]) -> None:
         """Forget these jobs and their events; ids that are not there are passed over.
@@ -234,6 +259,16 @@ def _check(connection: Connection, row: JobRow) -> None:
         raise StoreRefused(f"job {row.id!r} belongs to cluster {stored.cluster!r}, not to {row.cluster!r}")
     if JobState(stored.state).terminal:
         raise StoreRefused(f"job {row.id!r} has ended as {stored.state}; a terminal state never changes")
+
+
+def _has_label(name: str, value: str) -> ColumnElement[bool]:
+    """As SQL. Names and values are parameters: a path of ``json_extract`` would take a name apart at its dots."""
+    label = func.json_each(jobs.c.labels).table_valued("key", "value")
+    return select(label.c.key).where(label.c.key == name, label.c.value == value).exists()
+
+
+def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    return func.instr(func.lower(column), func.lower(text)) > 0
 
 
 def _tell(connection: Connection, job_id: str, note: Note) -> Event:

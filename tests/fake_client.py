@@ -6,12 +6,14 @@ process can show (signals, closed pipes). SCENE is a key of ``SCENES``.
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from raycontrol.errors import ClusterUnreachable, JobNotFound, WaitTimeout
+from raycontrol.access import Role, TokenInfo
+from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.status import Event, InstanceInfo, InstanceState, JobInfo, JobState, Reason
 
@@ -182,6 +184,8 @@ class FakeClient:
         self.on_submit: Callable[[], None] = lambda: None
         self.offline: str | None = None
         self.known_nodes: list[NodeInfo] = []
+        self.known_tokens: list[TokenInfo] = []
+        self.token_error: Exception | None = None
 
     def __call__(self, address: str | None = None, *, embedded: bool = False) -> FakeClient:
         self.calls.append(("client", (address, embedded)))
@@ -213,10 +217,16 @@ class FakeClient:
         states: list[JobState] | None = None,
         user: str | None = None,
         limit: int | None = 100,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
     ) -> list[JobInfo]:
         infos = [job.info() for job in self.jobs.values()]
         kept = [info for info in infos if states is None or info.state in states]
         kept = [info for info in kept if user in (None, info.user)]
+        kept = [info for info in kept if (labels or {}).items() <= info.labels.items()]
+        kept = [info for info in kept if (text or "") in info.id]
+        kept = [info for info in kept if before is None or (info.submitted_at, info.id) < before]
         return sorted(kept, key=lambda info: info.submitted_at, reverse=True)[:limit]
 
     def prune(self, *, older_than_days: float | None, keep_gib: float | None, dry_run: bool) -> list[JobInfo]:
@@ -226,6 +236,25 @@ class FakeClient:
     def nodes(self, names: Sequence[str] | None = None, *, check: bool = False) -> list[NodeInfo]:
         self.calls.append(("nodes", (names, check)))
         return [node for node in self.known_nodes if names is None or node.name in names]
+
+    def create_token(
+        self, name: str, role: Role, *, user: str | None = None, ttl_s: float | None = 0
+    ) -> tuple[TokenInfo, str]:
+        self.calls.append(("create_token", (name, role, user, ttl_s)))
+        if self.token_error is not None:
+            raise self.token_error
+        info = TokenInfo(name=name, role=role, user=user or "ada", created_at=SUBMITTED_AT)
+        self.known_tokens.append(info)
+        return info, f"rct_k3x9abcd_{'s' * 43}"
+
+    def tokens(self) -> builtins.list[TokenInfo]:
+        return self.known_tokens
+
+    def revoke_token(self, name: str) -> TokenInfo:
+        found = next((info for info in self.known_tokens if info.name == name), None)
+        if found is None:
+            raise UsageError(f"there is no token {name!r}")
+        return found.model_copy(update={"revoked_at": SUBMITTED_AT + 1})
 
     def controller_status(self) -> dict[str, Any]:
         return {"running": True, "version": "0.1.0", "unfinished_jobs": 2, "pid": 7, "ray": "10.0.0.1:6379"}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raycontrol.cli import controller, jobs, nodes, offline, run, top
+from raycontrol.cli import controller, jobs, nodes, offline, run, serve, token, top
 
 
 class WithCommand(TyperCommand):
@@ -35,6 +35,13 @@ node_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Look at one node of the cluster.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+token_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make, list and revoke tokens of the HTTP interface.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -82,4 +89,9 @@ app.command(short_help="Remove old ended jobs, their logs and outputs.")(jobs.pr
 app.add_typer(controller_app, name="controller", short_help="Show or replace the cluster's controller.")
 controller_app.command(short_help="Show where it runs, its version, home and jobs.")(controller.status)
 controller_app.command(short_help="Replace it, or start one; jobs run on.")(controller.restart)
+app.command(short_help="Serve the cluster over HTTP, on its head.")(serve.serve)
+app.add_typer(token_app, name="token", short_help="Make, list and revoke tokens of the HTTP interface.")
+token_app.command(short_help="Make one and print it, this once.")(token.create)
+token_app.command("list", short_help="List them, expired and revoked ones too.")(token.list_tokens)
+token_app.command(short_help="End one, for good.")(token.revoke)
 app.command(short_help="Print the version.")(offline.version)

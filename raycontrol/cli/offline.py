@@ -22,6 +22,7 @@ def plan(
     spec: options.Spec = None,
     sets: options.Set = None,
     env: options.Env = None,
+    secret_env: options.SecretEnv = None,
     name: options.Name = None,
     mode: options.Mode = None,
     nodes: options.Nodes = None,
@@ -49,7 +50,7 @@ def plan(
 
     services: Services = context.obj
     fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
-    job = read_spec(spec, services.words, fields, sets or [], env or [])
+    job = read_spec(spec, services.words, fields, sets or [], env or [], secret_env or [])
     made = backends.plan_of(job.settled(Settings.load().site))
     if as_json:
         services.out.json(plans.to_json(made))

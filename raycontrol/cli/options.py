@@ -37,7 +37,7 @@ Address = Annotated[
     typer.Option(
         "--address",
         metavar="IP:PORT",
-        help="The Ray cluster; default: RAY_ADDRESS, else one that runs on this machine.",
+        help="The Ray cluster; default: the one behind RAYCONTROL_URL, else RAY_ADDRESS, else one that runs on this machine.",
         show_default=False,
     ),
 ]
@@ -56,6 +56,16 @@ Env = Annotated[
         "--env",
         metavar="K=V",
         help="Set a variable of the job; always text. May be repeated.",
+        show_default=False,
+    ),
+]
+SecretEnv = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret-env",
+        metavar="NAME",
+        help="Give the job this variable with the value that it has here; the value is shown and logged nowhere. "
+        "May be repeated.",
         show_default=False,
     ),
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raycontrol.spec import JobSpec
 
 NO_CLUSTER = (
-    "no Ray cluster found: start one with `ray start --head`, name one with --address or RAY_ADDRESS, "
+    "no Ray cluster found: start one with `ray start --head`, name one with --address, RAY_ADDRESS or RAYCONTROL_URL, "
     "or use `raycontrol run` without --detach, which starts Ray in its own process for the run"
 )
 
@@ -27,6 +27,7 @@ def run(
     spec: options.Spec = None,
     sets: options.Set = None,
     env: options.Env = None,
+    secret_env: options.SecretEnv = None,
     name: options.Name = None,
     mode: options.Mode = None,
     nodes: options.Nodes = None,
@@ -66,7 +67,7 @@ def run(
     """
     fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
     services: Services = context.obj
-    job_spec = read_spec(spec, services.words, fields, sets or [], env or [])
+    job_spec = read_spec(spec, services.words, fields, sets or [], env or [], secret_env or [])
     if detach:
         _submit(services, job_spec, address, as_json)
     else:
@@ -78,6 +79,7 @@ def submit(
     spec: options.Spec = None,
     sets: options.Set = None,
     env: options.Env = None,
+    secret_env: options.SecretEnv = None,
     name: options.Name = None,
     mode: options.Mode = None,
     nodes: options.Nodes = None,
@@ -101,7 +103,12 @@ def submit(
     """
     fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
     services: Services = context.obj
-    _submit(services, read_spec(spec, services.words, fields, sets or [], env or []), address, as_json)
+    _submit(
+        services,
+        read_spec(spec, services.words, fields, sets or [], env or [], secret_env or []),
+        address,
+        as_json,
+    )
 
 
 def _submit(services: Services, spec: JobSpec, address: str | None, as_json: bool) -> None:

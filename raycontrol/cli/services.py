@@ -21,23 +21,30 @@ ClientFactory = Callable[..., "Client"]
 
 
 def make_client(address: str | None = None, *, embedded: bool = False) -> Client:
-    """Return a client of the cluster at ``address``, or of one that it starts itself.
+    """Return a client of the cluster at ``address`` (which may be RAYCONTROL_URL), or of one that it starts itself.
 
     From now on what libraries print is no result: Ray tells on ``sys.stdout`` of nodes that it has lost, whatever it was
     told of logs. ``Output`` has taken the stream before.
     """
     from raycontrol.client import Client
+    from raycontrol.settings import Settings
 
     sys.stdout = sys.stderr
-    return Client(address, embedded=embedded)
+    settings = Settings.load()
+    if address is not None and address == settings.url:
+        return Client(url=address, settings=settings)
+    return Client(address, embedded=embedded, settings=settings)
 
 
 def find_address(explicit: str | None) -> str | None:
-    """Return the address of the cluster to use (``--address``, RAY_ADDRESS, a local one that answers), or None."""
+    """Return where the cluster to use is: ``--address``, RAYCONTROL_URL, RAY_ADDRESS, a local one that answers; or None."""
     from raycontrol.connect import find_address as find
     from raycontrol.settings import Settings
 
-    return find(Settings.load(), explicit)
+    settings = Settings.load()
+    if explicit is None and settings.url is not None:
+        return settings.url
+    return find(settings, explicit)
 
 
 def this_machine() -> NodeInfo:

@@ -43,11 +43,17 @@ class Fields:
 
 
 def read_spec(
-    path: str | None, words: Sequence[str], given: Fields, overrides: Sequence[str], env: Sequence[str]
+    path: str | None,
+    words: Sequence[str],
+    given: Fields,
+    overrides: Sequence[str],
+    env: Sequence[str],
+    secret_env: Sequence[str] = (),
 ) -> JobSpec:
     """Return the spec of a file, of a command after ``--``, or of both: then the command replaces the file's.
 
-    Options win over the file, ``--set`` over options. Raises SpecError with every fault, UsageError without a job.
+    Options win over the file, ``--set`` over options. ``secret_env`` are names whose values are taken from the environment
+    when the job is submitted (``JobSpec.with_secrets``). Raises SpecError with every fault, UsageError without a job.
     """
     from raycontrol import spec
 
@@ -58,12 +64,12 @@ def read_spec(
     if path is not None:
         if command is not None:
             values["command"] = command
-        return spec.load(path, [*(_override(*item) for item in values.items()), *overrides], env)
+        return spec.load(path, [*(_override(*item) for item in values.items()), *overrides], env, secret_env)
     if command is None:
         raise UsageError("no job: give a spec (`run job.yaml`) or a command (`run -- python train.py`)")
     if "working_dir" not in values and names_a_file_here(words):
         values["working_dir"] = str(Path.cwd())
-    return spec.build({"command": command, **_nested(values)}, overrides, env)
+    return spec.build({"command": command, **_nested(values)}, overrides, env, secret_env)
 
 
 def names_a_file_here(words: Sequence[str]) -> bool:

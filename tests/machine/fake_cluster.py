@@ -46,6 +46,7 @@ class FakeCluster(Gangs):
         self.answers: dict[str, NodeFacts | Exception | None] = {}
         self.clocks_ahead_s: dict[str, float] = {}
         self.calls: list[str] = []
+        self.orders: list[Orders] = []
         self.stored_sizes: dict[str, int] = {}
         self.removed_stored: list[str] = []
         self.points = 0
@@ -97,6 +98,7 @@ class FakeCluster(Gangs):
 
     async def carry_out(self, job: Job, instance: str, order: Orders) -> None:
         found = self.find(job.attempt_id, instance)
+        self.orders.append(order)
         await self._act(
             f"stage {order.stage} {found.name}", lambda: found.carry_out(order.stage, bool(order.runs))
         )
@@ -266,12 +268,13 @@ class Site:
 
 
 def submission(job_id: str, version: str = __version__, **values: Any) -> Submission:
-    """A job of two instances unless ``values`` of its spec say otherwise."""
+    """A job of two instances unless ``values`` of its spec, or of how it is asked for, say otherwise."""
     limits = Timeouts(**{"grace_s": 5, **values.pop("timeouts", {})})
+    asked = {name: values.pop(name) for name in ("key", "fingerprint", "request_id") if name in values}
     spec = JobSpec(
         **{"name": "digits", "command": "torchrun train.py", "nodes": 2, "timeouts": limits, **values}
     )
-    return Submission(job_id, spec, "ada", None, version)
+    return Submission(job_id, spec, "ada", None, version, **asked)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -20,12 +20,12 @@ LAYERS = {
     "words": "access errors hardware presets spec specfaults specfile specparts specrules status version",
     "thought": "backends doctor events gate job lifecycle placement plan queue rdma retention transports verdicts",
     "machine": (
-        "database disk flocks ignore jobrows leases logs lookups mounts nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
-        "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles trees usage"
+        "accessrows database disk flocks ignore jobrows leases logs lookups metricrows mounts nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
+        "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
     "roles": "archive controller duties gatekeeper instance node proofs survey",
     "ray": "actors cluster connect",
-    "user": "client logview readers",
+    "user": "client httpcalls logview readers remote",
     "faces": "__main__ api cli",
 }
 LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for module in modules.split()}
@@ -34,16 +34,18 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for modu
 LIBRARIES = {
     "asyncssh": {"sshclient", "sshd", "sshsession"},
     "fastapi": {"api"},
-    "httpx": {"client"},
+    "httpx": {"httpcalls", "remote"},
     "pathspec": {"ignore", "packing"},
+    "prometheus_client": {"api"},
     "psutil": {"nodefacts"},
-    "pydantic": {"access", "hardware", "jobrows", "spec", "specfaults", "specfile", "specparts", "specrules", "status"},
+    "pydantic": {"access", "hardware", "httpcalls", "jobrows", "remote", "spec", "specfaults", "specfile", "specparts", "specrules", "status", "api"},
     "pydantic_core": {"specparts"},
     "pynvml": {"nvml"},
     "ray": {"actors", "cluster", "connect", "raynodes"},
     "rich": {"cli"},
     "ruamel": {"presets", "settings", "specfile"},
-    "sqlalchemy": {"database", "leases", "store"},
+    "sqlalchemy": {"accessrows", "database", "leases", "metricrows", "store"},
+    "starlette": {"api"},
     "typer": {"cli"},
     "uvicorn": {"api"},
 }

@@ -104,8 +104,10 @@ def test_a_wrong_variable_is_named_with_its_rule_and_value(variable: str, value:
     ("text", "message"),
     [
         ("keep_dayz: 3\n", "keep_dayz: no such setting; did you mean keep_days?"),
-        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s"),
+        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s, url, token, token_file, insecure_http"),
         ("rdma_preset: hpc\n", "rdma_preset: must be one of auto, hcc, got 'hpc'"),
+        ("insecure_http: maybe\n", "insecure_http: must be 1 or 0, got 'maybe'"),
+        ("token: a secret\n", "token: must be 1 to 512 printable ASCII characters without spaces"),
         ("rdma_min_gpus: 0\n", "rdma_min_gpus: must be a whole number of at least 1, got 0"),
         ("home: /elsewhere\n", "home: cannot be set by a file inside it; set RAYCONTROL_HOME"),
         ("keep_days: yes\n", "keep_days: must be a number of at least 0, got 'yes'"),
@@ -159,6 +161,10 @@ def test_the_description_says_where_each_value_came_from_and_hides_logins(tmp_pa
         "rdma_preset": "auto (default)",
         "rdma_min_gpus": "8 (default)",
         "idle_gpu_warn_s": "600 (default)",
+        "url": "not set (default)",
+        "token": "not set (default)",
+        "token_file": "not set (default)",
+        "insecure_http": "False (default)",
     }
 
 
@@ -171,3 +177,81 @@ def test_a_wrong_address_is_shown_without_its_login(tmp_path: Path) -> None:
 def test_settings_cross_a_process_border(tmp_path: Path) -> None:
     settings = Settings.load(home(tmp_path))
     assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+# Over HTTP
+
+
+def test_url_and_token_come_from_the_environment_and_the_token_is_never_shown(tmp_path: Path) -> None:
+    environ = {"RAYCONTROL_URL": "https://head:8642/", "RAYCONTROL_TOKEN": "rct_s3cret"}
+    settings = Settings.load(home(tmp_path) | environ)
+    assert (settings.url, settings.http_token()) == ("https://head:8642", "rct_s3cret")
+    assert settings.describe()["token"] == "set (RAYCONTROL_TOKEN)"
+    assert "s3cret" not in f"{settings!r} {settings.describe()} {settings.variables()}"
+
+
+def test_the_token_may_lie_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("rct_s3cret\n")
+    settings = Settings.load(home(tmp_path) | {"RAYCONTROL_TOKEN_FILE": str(tmp_path / "token")})
+    assert settings.http_token() == "rct_s3cret"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "its content must be 1 to 512 printable ASCII characters without spaces"),
+        (b"two s3crets", "its content must be 1 to 512 printable ASCII characters without spaces"),
+        (b"\xff\xfe", "its content must be 1 to 512 printable ASCII characters without spaces"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_token_file_that_holds_none_is_named_without_its_content(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        Settings(token_file=str(file)).http_token()
+    assert str(caught.value) == f"RAYCONTROL_TOKEN_FILE: {file}: {message}"
+
+
+def test_a_wrong_token_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.load(home(tmp_path) | {"RAYCONTROL_TOKEN": "rct_s3cret\n"})
+    assert str(caught.value) == (
+        "RAYCONTROL_TOKEN: must be 1 to 512 printable ASCII characters without spaces"
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "head:8642",
+        "ftp://head",
+        "https://",
+        "https://head:port",
+        "https://head:99999",
+        "https://head/?token=a",
+        "https://head/#a",
+        "https://he ad",
+        "https://h\u00e9ad",
+    ],
+)
+def test_what_is_no_url_of_a_server_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UsageError, match="^RAYCONTROL_URL: must be a URL such as https://head:8642, without"):
+        Settings.load(home(tmp_path) | {"RAYCONTROL_URL": url})
+
+
+def test_a_url_with_a_login_is_refused_and_shown_without_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings.load(home(tmp_path) | {"RAYCONTROL_URL": "https://ann:s3cret@head"})
+    assert str(caught.value) == (
+        "RAYCONTROL_URL: must be a URL such as https://head:8642, without a user, a query or a fragment, "
+        "got 'https://head'"
+    )
+
+
+@pytest.mark.parametrize(("text", "flag"), [("1", True), ("True", True), ("0", False), ("false", False)])
+def test_a_flag_is_1_or_0(tmp_path: Path, text: str, flag: bool) -> None:
+    assert Settings.load(home(tmp_path) | {"RAYCONTROL_INSECURE_HTTP": text}).insecure_http is flag

@@ -290,7 +290,7 @@ def test_a_store_of_a_newer_version_is_refused(store: Store) -> None:
     Store(store.home, migrations=NEXT).close()
     with pytest.raises(
         StoreError,
-        match=r"written by a newer raycontrol \(schema 2, this one knows up to 1\); install the newer",
+        match=r"written by a newer raycontrol \(schema 3, this one knows up to 2\); install the newer",
     ):
         Store(store.home)
 

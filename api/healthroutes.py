@@ -1,0 +1,87 @@
+"""Routes for those who watch over the server: is it there, can it work, how does it fare. Not versioned."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from raycontrol.access import Action, Identity
+from raycontrol.api.described import PROBLEMS, TEXT, gives
+from raycontrol.api.guards import Guard
+from raycontrol.api.hubs import Hub, hub_of
+from raycontrol.api.measures import MEDIA_TYPE, GpuUse, gpus_of
+from raycontrol.api.models import Ready
+from raycontrol.api.problems import NotReady
+from raycontrol.status import JobState
+
+router = APIRouter(tags=["health"], responses=PROBLEMS)
+
+READY_S = 5.0
+READY_KEPT_S = 1.0
+GPU_JOBS_MAX = 100
+
+Viewer = Annotated[Identity, Depends(Guard(Action.READ_CLUSTER))]
+
+
+class Readiness:
+    """Asks whether the controller answers and its store takes a write, once for all who want to know in the same second."""
+
+    def __init__(self) -> None:
+        self._answer: asyncio.Task[bool] | None = None
+        self._asked_at = 0.0
+
+    async def ready(self, hub: Hub) -> bool:
+        now = time.monotonic()
+        stale = self._answer is None or (self._answer.done() and now - self._asked_at > READY_KEPT_S)
+        if self._answer is None or stale:
+            self._answer = asyncio.ensure_future(_writable(hub))
+            self._asked_at = now
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._answer), READY_S)
+        except asyncio.TimeoutError:
+            return False
+
+
+@router.get("/healthz", response_model=Ready)
+async def healthz() -> Ready:
+    """Say that this server runs. Needs no token."""
+    return Ready(ready=True)
+
+
+@router.get("/readyz", response_model=Ready)
+async def readyz(request: Request) -> Ready:
+    """Say whether the controller answers and its store takes a write; else 503. Needs no token."""
+    readiness: Readiness = request.app.state.readiness
+    if not await readiness.ready(hub_of(request)):
+        raise NotReady("not ready")
+    return Ready(ready=True)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses=gives("Figures in Prometheus' text format.", plain=TEXT),
+)
+async def metrics(request: Request, _: Viewer) -> Response:
+    """Show figures about the cluster's jobs and this server, for Prometheus."""
+    hub = hub_of(request)
+    found = await hub.calls.ask(lambda door: door.metrics())
+    text = hub.measures.text(found, await _gpus(hub), hub.watchers.followers)
+    return Response(text, media_type=MEDIA_TYPE)
+
+
+async def _writable(hub: Hub) -> bool:
+    try:
+        return await hub.calls.ask(lambda door: door.writable())
+    except Exception:  # whatever it is: it is not ready
+        return False
+
+
+async def _gpus(hub: Hub) -> list[GpuUse]:
+    """Return the last samples of running jobs, from their files."""
+    running = await hub.calls.ask(lambda door: door.jobs([JobState.RUNNING], None, GPU_JOBS_MAX))
+    samples = await asyncio.gather(*(hub.archive.usage_of(job.id, job.attempt, 1) for job in running))
+    return [gpu for job, found in zip(running, samples, strict=True) for gpu in gpus_of(job, found)]

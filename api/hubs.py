@@ -1,0 +1,37 @@
+"""What all routes of a server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+
+from raycontrol.api.calls import Calls
+from raycontrol.api.limits import Limits
+from raycontrol.archive import Archive
+
+if TYPE_CHECKING:
+    from raycontrol.api.guards import Authenticator
+    from raycontrol.api.measures import Measures
+    from raycontrol.api.watchers import Watchers
+
+
+@dataclass(frozen=True)
+class Hub:
+    """``home`` is RAYCONTROL_HOME on the head, whose files ``archive`` reads; ``package_cap_bytes`` limits an upload."""
+
+    home: Path
+    calls: Calls
+    archive: Archive
+    authenticator: Authenticator
+    watchers: Watchers
+    measures: Measures
+    limits: Limits
+    package_cap_bytes: int
+
+
+def hub_of(request: Request) -> Hub:
+    hub: Hub = request.app.state.hub
+    return hub

@@ -1,0 +1,74 @@
+"""How much of the server one caller may take."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong.
+
+    ``followers_per_job`` and ``followers`` count streams and long polls that wait; ``watched_jobs`` the jobs that they
+    wait for, each of which takes a thread. A body has to be there within ``body_s`` seconds, a piece of a package
+    within ``piece_s``, the head of a request within ``request_s`` (twice that at most); who takes nothing of an answer for
+    ``write_s`` is cut off. ``calls`` go to the cluster at a time, and ``waiting_calls`` wait for their turn.
+    """
+
+    rate_per_s: float = 50
+    burst: int = 100
+    failures_per_s: float = 0.5
+    failures_burst: int = 20
+    body_bytes: int = MIB
+    piece_bytes: int = 8 * MIB
+    body_s: float = 30
+    piece_s: float = 120
+    followers_per_job: int = 300
+    followers: int = 1000
+    watched_jobs: int = 128
+    request_s: float = 20
+    write_s: float = 30
+    calls: int = 16
+    waiting_calls: int = 500
+
+
+KEPT = 10_000
+
+
+@dataclass
+class Buckets:
+    """Token buckets by name: each holds ``burst`` and gets ``rate_per_s`` a second. The least used are forgotten."""
+
+    rate_per_s: float
+    burst: float
+    clock: Callable[[], float] = time.monotonic
+    _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+
+    def take(self, name: str) -> float | None:
+        """Take one; return None, or in how many seconds there will be one."""
+        level = self.level(name)
+        if level < 1:
+            return (1 - level) / self.rate_per_s
+        self._keep(name, level - 1)
+        return None
+
+    def wait_s(self, name: str) -> float | None:
+        """As ``take``, without taking."""
+        level = self.level(name)
+        return None if level >= 1 else (1 - level) / self.rate_per_s
+
+    def level(self, name: str) -> float:
+        now = self.clock()
+        level, since = self._levels.get(name, (self.burst, now))
+        return min(self.burst, level + (now - since) * self.rate_per_s)
+
+    def _keep(self, name: str, level: float) -> None:
+        self._levels[name] = (level, self.clock())
+        self._levels.move_to_end(name)
+        if len(self._levels) > KEPT:
+            self._levels.popitem(last=False)

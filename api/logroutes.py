@@ -1,0 +1,357 @@
+"""Routes about what jobs wrote: logs in ranges, by lines and as they grow; logs and outputs as one archive."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from raycontrol.access import Action
+from raycontrol.api import bodies
+from raycontrol.api.described import BYTES, EVENT, MEDIA, PREFIX, PROBLEMS, gives, takes
+from raycontrol.api.files import (
+    CHUNK_BYTES,
+    LogFiles,
+    Packed,
+    checked_instance,
+    log_members,
+    output_members,
+    tar,
+)
+from raycontrol.api.guards import JobGuard
+from raycontrol.api.hubs import Hub, hub_of
+from raycontrol.api.jobroutes import Attempt
+from raycontrol.api.models import LogRead, Place
+from raycontrol.api.problems import NoSuchRange, NotThere, Unfit
+from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, Line, LineCutter, end_event, event, log_events
+from raycontrol.api.watchers import EventStream, Watcher, happened
+from raycontrol.errors import Fault
+from raycontrol.status import JobInfo
+
+router = APIRouter(prefix=PREFIX, tags=["logs"], responses=PROBLEMS)
+
+READ_MAX_BYTES = 4 << 20
+LINES_MAX = 10_000
+
+SeenJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB))]
+Offset = Annotated[int | None, Query(ge=0, le=2**62)]
+Tail = Annotated[int | None, Query(ge=0, le=LINES_MAX, description="Only the last so many lines.")]
+
+
+@router.get("/jobs/{job_id}/logs", response_model=dict[str, int])
+async def log_sizes(request: Request, job: SeenJob, attempt: Attempt = None) -> dict[str, int]:
+    """Show the bytes of each instance's log."""
+    hub = hub_of(request)
+    return await hub.calls.read(_files(hub, job, attempt).sizes)
+
+
+@router.post(
+    "/jobs/{job_id}/logs/read",
+    response_model=dict[str, str],
+    openapi_extra=takes(("application/json", LogRead)),
+)
+async def read_logs(request: Request, job: SeenJob) -> dict[str, str]:
+    """Return the bytes past the offsets, in base64, by instance; wait for the first if there are none yet."""
+    hub = hub_of(request)
+    wanted = await bodies.read_model(request, LogRead, hub.limits.body_bytes, hub.limits.body_s)
+    news = await _news(hub, job, wanted)
+    return {name: base64.b64encode(data).decode() for name, data in news.items()}
+
+
+@router.get(
+    "/jobs/{job_id}/logs/stream",
+    response_class=StreamingResponse,
+    responses=gives('Lines as {"instance", "line"}; an event `end` is the last.', events=EVENT),
+)
+async def stream_logs(
+    request: Request,
+    job: SeenJob,
+    last_event_id: Annotated[str | None, Header(max_length=65_536)] = None,
+    tail: Tail = None,
+) -> EventStream:
+    """Follow all logs of the current attempt until it ends. Ids are JSON: the attempt, and where each log was read to."""
+    hub = hub_of(request)
+    attempt, offsets = (job.attempt, {}) if last_event_id is None else _resumed(last_event_id)
+    files = _files(hub, job, attempt)
+    if last_event_id is None and tail is not None:
+        offsets = await hub.calls.read(
+            lambda: {name: files.tail_offset(name, tail) for name in files.sizes()}
+        )
+    return EventStream(hub.watchers, job, lambda watcher: _follow_all(hub, watcher, attempt, offsets))
+
+
+@router.get(
+    "/jobs/{job_id}/logs/{instance}",
+    response_class=Response,
+    responses={
+        **gives("The bytes; with `follow` server-sent events of lines.", bytes=BYTES, events=EVENT),
+        **gives("The range that was asked for.", 206, bytes=BYTES),
+    },
+)
+async def read_log(
+    request: Request,
+    job: SeenJob,
+    instance: str,
+    attempt: Attempt = None,
+    offset: Offset = None,
+    limit: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    tail: Tail = None,
+    follow: bool = False,
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**62)] = None,
+    range_: Annotated[str | None, Header(alias="Range", max_length=200)] = None,
+) -> Response:
+    """Return bytes of a log, all of them unless `offset` and `limit`, `tail` or a Range header say otherwise.
+
+    With `follow=1`: a server-sent event for each line, with the offset of the next line as its id, until the attempt ends.
+    """
+    hub = hub_of(request)
+    files = _files(hub, job, attempt)
+    wanted = job.attempt if attempt is None else attempt
+    checked_instance(hub.home, job.id, wanted, instance)
+    size = await _size(hub, job, files, instance)
+    if last_event_id is not None:
+        offset = last_event_id
+    elif tail is not None:
+        offset = await hub.calls.read(lambda: files.tail_offset(instance, tail))
+    if follow:
+        begin = offset or 0
+        return EventStream(
+            hub.watchers, job, lambda watcher: _follow(hub, watcher, files, wanted, instance, begin)
+        )
+    span = _range(range_, size) if offset is None and limit is None else None
+    start, stop = span or _span(offset or 0, limit, size)
+    return _bytes(hub, files, instance, start, stop, size, partial=span is not None)
+
+
+@router.get("/jobs/{job_id}/logs/{instance}/tail_offset", response_model=Place)
+async def tail_offset(
+    request: Request,
+    job: SeenJob,
+    instance: str,
+    lines: Annotated[int, Query(ge=0, le=LINES_MAX)] = 20,
+    attempt: Attempt = None,
+) -> Place:
+    """Say where the last lines of a log begin; at most 256 KiB before its end."""
+    hub = hub_of(request)
+    files = _files(hub, job, attempt)
+    checked_instance(hub.home, job.id, 0, instance)
+    return Place(offset=await hub.calls.read(lambda: files.tail_offset(instance, lines)))
+
+
+@router.get(
+    "/jobs/{job_id}/logs.tar",
+    response_class=StreamingResponse,
+    responses=gives("All logs of all attempts, as `<attempt>/<instance>.log`.", tar=BYTES),
+)
+async def logs_archive(request: Request, job: SeenJob) -> StreamingResponse:
+    """Download all logs."""
+    return _archive(hub_of(request), job, "logs", log_members)
+
+
+@router.get(
+    "/jobs/{job_id}/outputs.tar",
+    response_class=StreamingResponse,
+    responses=gives("All outputs, as `<instance>/<path>`.", tar=BYTES),
+)
+async def outputs_archive(request: Request, job: SeenJob) -> StreamingResponse:
+    """Download all outputs that were collected. Links are left out."""
+    return _archive(hub_of(request), job, "outputs", output_members)
+
+
+# -- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def _bytes(
+    hub: Hub, files: LogFiles, instance: str, start: int, stop: int, size: int, *, partial: bool
+) -> Response:
+    headers = {
+        "X-Offset": str(start),
+        "X-Size": str(size),
+        "Accept-Ranges": "bytes",
+        "Content-Length": str(stop - start),
+    }
+    if partial:
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    pieces = _pieces(hub, files, instance, start, stop)
+    return StreamingResponse(pieces, 206 if partial else 200, headers, MEDIA["bytes"])
+
+
+async def _pieces(hub: Hub, files: LogFiles, instance: str, start: int, stop: int) -> AsyncIterator[bytes]:
+    while start < stop:
+        want, place = min(CHUNK_BYTES, stop - start), start
+        data = await hub.calls.read(lambda: files.read(instance, place, want))  # noqa: B023
+        if not data:  # it was removed meanwhile; the answer stays shorter than it says
+            return
+        yield data
+        start += len(data)
+
+
+def _span(offset: int, limit: int | None, size: int) -> tuple[int, int]:
+    start = min(offset, size)
+    return start, size if limit is None else min(size, start + limit)
+
+
+def _range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the one range of a Range header (RFC 9110, 14.2), None for what may be passed over; raises NoSuchRange."""
+    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", (header or "").replace(" ", ""))
+    if (
+        match is None
+        or match.groups() == ("", "")
+        or (match[1] and match[2] and int(match[1]) > int(match[2]))
+    ):
+        return None
+    if not match[1]:
+        start, stop = max(0, size - int(match[2])), size
+    else:
+        start, stop = int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
+    if start >= size or start >= stop:
+        raise NoSuchRange(f"the log has {size} bytes", {"Content-Range": f"bytes */{size}"})
+    return start, stop
+
+
+async def _size(hub: Hub, job: JobInfo, files: LogFiles, instance: str) -> int:
+    """Return the bytes of a log; 0 of one whose instance has written nothing yet. Raises NotThere for a stranger."""
+    size = await hub.calls.read(lambda: files.size(instance))
+    if size is not None:
+        return size
+    if instance not in {item.name for item in job.instances}:
+        raise NotThere(f"job {job.id!r} has no log of an instance {instance!r}")
+    return 0
+
+
+# -- following -------------------------------------------------------------------------------------------------------
+
+
+async def _follow(
+    hub: Hub, watcher: Watcher, files: LogFiles, attempt: int, instance: str, offset: int
+) -> AsyncIterator[bytes]:
+    """Yield a log's lines until its attempt has ended and all was read. What it has ended with is looked for after that."""
+    yield BEGIN
+    cutter = LineCutter(offset)
+    while True:
+        mark, ended = watcher.mark(), watcher.ended(attempt)
+        place = cutter.read_to
+        data = await hub.calls.read(lambda: files.read(instance, place, CHUNK_BYTES))  # noqa: B023
+        if data:
+            if events := log_events(cutter.feed(data)):
+                yield events
+        elif ended:
+            yield log_events(cutter.close()) + _end(watcher, attempt)
+            return
+        elif not await _grown(watcher, attempt, instance, place, mark):
+            yield BEAT
+
+
+async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark: asyncio.Event) -> bool:
+    """Wait until this log has more than was read of it, or nothing more will come; False when neither was for a while."""
+    deadline = time.monotonic() + BEAT_S
+    while await happened(mark, max(0.0, deadline - time.monotonic())):
+        mark = watcher.mark()
+        if watcher.sizes.get(instance, 0) > place or watcher.ended(attempt):
+            return True
+    return False
+
+
+async def _follow_all(
+    hub: Hub, watcher: Watcher, attempt: int, offsets: dict[str, int]
+) -> AsyncIterator[bytes]:
+    yield BEGIN
+    files = LogFiles(hub.home, watcher.job.id, attempt)
+    cutters = {name: LineCutter(offset) for name, offset in offsets.items()}
+    while True:
+        mark, ended = watcher.mark(), watcher.ended(attempt)
+        places = {name: cutter.read_to for name, cutter in cutters.items()}
+        news = await hub.calls.read(lambda: files.news(places, CHUNK_BYTES, None))  # noqa: B023
+        if news:
+            for name, data in news.items():
+                cutter = cutters.setdefault(name, LineCutter(0))
+                if events := _events_of_all(cutters, attempt, name, cutter.feed(data)):
+                    yield events
+        elif ended:
+            for name, cutter in cutters.items():
+                yield _events_of_all(cutters, attempt, name, cutter.close())
+            yield _end(watcher, attempt)
+            return
+        elif not await happened(mark, BEAT_S):
+            yield BEAT
+
+
+def _events_of_all(cutters: dict[str, LineCutter], attempt: int, instance: str, lines: list[Line]) -> bytes:
+    """Return the lines as events; each one's id says where every log was read to when it was given out."""
+    ends = {name: cutter.end for name, cutter in cutters.items()}
+    pieces = []
+    for line in lines:
+        place = json.dumps(
+            {"attempt": attempt, "offsets": {**ends, instance: line.end}}, separators=(",", ":")
+        )
+        data = json.dumps({"instance": instance, "line": line.text}, ensure_ascii=False)
+        pieces.append(event(data, place, None if line.whole else "part"))
+    return b"".join(pieces)
+
+
+def _resumed(event_id: str) -> tuple[int, dict[str, int]]:
+    """Return the attempt and the offsets of an id; raises Unfit."""
+    try:
+        document = json.loads(event_id)
+        attempt, offsets = document["attempt"], document["offsets"]
+        numbers = [attempt, *offsets.values()]
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise _unfit() from None
+    if any(type(number) is not int or not 0 <= number <= 2**62 for number in numbers):
+        raise _unfit()
+    return attempt, offsets
+
+
+def _end(watcher: Watcher, attempt: int) -> bytes:
+    """Say that nothing more comes; where another attempt has begun, which."""
+    job = watcher.job
+    following = {"next_attempt": job.attempt} if job.attempt > attempt else {}
+    return end_event({"state": job.state, "attempt": attempt, **following})
+
+
+async def _news(hub: Hub, job: JobInfo, wanted: LogRead) -> dict[str, bytes]:
+    files = LogFiles(hub.home, job.id, wanted.attempt)
+    cap = min(wanted.max_bytes, READ_MAX_BYTES)
+
+    def look() -> dict[str, bytes]:
+        return files.news(wanted.offsets, cap, wanted.instances)
+
+    if not wanted.wait_s or job.over or job.attempt > wanted.attempt:
+        return await hub.calls.read(look)
+    deadline = time.monotonic() + wanted.wait_s
+    with hub.watchers.following(job) as watcher:
+        while True:
+            mark, ended = watcher.mark(), watcher.ended(wanted.attempt)
+            news = await hub.calls.read(look)
+            left_s = deadline - time.monotonic()
+            if news or ended or left_s <= 0:
+                return news
+            await happened(mark, left_s)
+
+
+# -- archives --------------------------------------------------------------------------------------------------------
+
+
+def _archive(
+    hub: Hub, job: JobInfo, what: str, members: Callable[[Path, str], Iterator[Packed]]
+) -> StreamingResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{job.id}-{what}.tar"'}
+    return StreamingResponse(
+        tar(iter(members(hub.home, job.id)), hub.calls.read), headers=headers, media_type=MEDIA["tar"]
+    )
+
+
+def _files(hub: Hub, job: JobInfo, attempt: int | None) -> LogFiles:
+    return LogFiles(hub.home, job.id, job.attempt if attempt is None else attempt)
+
+
+def _unfit() -> Unfit:
+    return Unfit(Fault("last-event-id", "must be the id of an event of this stream"))

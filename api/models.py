@@ -1,0 +1,141 @@
+"""Bodies and answers that are of the HTTP interface alone; all else is of ``status``, ``hardware`` and ``access``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from raycontrol.access import AuditEntry, Role, TokenInfo
+from raycontrol.status import JobInfo, Model
+
+Offset = Annotated[int, Field(ge=0, le=2**62)]
+Seconds = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
+JobName = Annotated[str, Field(min_length=1, max_length=80)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class NewJob(Model):
+    """A job to be submitted: its spec, the id it shall have, the digest of its working directory's package."""
+
+    spec: dict[str, Any]
+    job_id: JobName | None = None
+    package: Digest | None = None
+
+
+class JobPage(Model):
+    """A page of a list, newest job first. ``next`` is the ``after`` of the next page, null at the end."""
+
+    jobs: list[JobInfo]
+    next: str | None = None
+
+
+class Stop(Model):
+    """``force`` kills at once; ``why`` is told in the job's events."""
+
+    force: bool = False
+    why: Annotated[str, Field(max_length=500)] | None = None
+
+
+class LogRead(Model):
+    """Which bytes of logs are wanted: those past ``offsets`` (0 where none is given), of ``instances`` or of all."""
+
+    attempt: Annotated[int, Field(ge=0, le=1_000_000)]
+    offsets: dict[str, Offset] = Field(default_factory=dict)
+    wait_s: Seconds = 0.0
+    max_bytes: Annotated[int, Field(ge=1)] = 1 << 20
+    instances: list[str] | None = None
+
+
+class Waiting(Model):
+    """A job in the queue. ``position`` counts from 1 over the jobs of everybody."""
+
+    position: int
+    id: str
+    name: str
+    user: str
+    priority: int
+    submitted_at: float
+    why: str | None = None
+
+
+class JobPlan(Model):
+    """What a job does: the plan of its attempt, or, before all its instances have reported, of its spec (``attempt`` null).
+
+    In the latter addresses and ports are written as ``<ip of worker-0>``. Values whose names speak of secrets are masked.
+    """
+
+    attempt: int | None
+    plan: dict[str, Any]
+
+
+class Place(Model):
+    """An offset in a log."""
+
+    offset: int
+
+
+class Held(Model):
+    """How many bytes of a package are there."""
+
+    held: int
+
+
+class SpecOnly(Model):
+    spec: dict[str, Any]
+
+
+class Doubts(Model):
+    """Why the cluster as it is could never run a job; null when it could."""
+
+    doubts: str | None
+
+
+class NewToken(Model):
+    """A token to be made; without ``ttl_s`` (seconds) it never expires."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    role: Role
+    user: Annotated[str, Field(min_length=1, max_length=256)]
+    ttl_s: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = None
+
+
+class MadeToken(Model):
+    """``token`` is its text; it is told this once and kept nowhere."""
+
+    token: str
+    info: TokenInfo
+
+
+class AuditPage(Model):
+    """Entries in order. ``next`` is the ``after`` of the next page, null at the end."""
+
+    entries: list[AuditEntry]
+    next: int | None = None
+
+
+class Fault(Model):
+    """One thing wrong with a request: the field, what must hold, what was given, and where."""
+
+    field: str
+    rule: str
+    got: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+
+class Problem(Model):
+    """Why a request failed (RFC 9457). ``instance`` is the request's id, ``faults`` all that is wrong with what was sent."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    faults: list[Fault] | None = None
+
+
+class Ready(Model):
+    """``ready`` is false with the status 503."""
+
+    ready: bool

@@ -1,0 +1,192 @@
+"""Refusals of the HTTP interface, and every error as a problem document (RFC 9457), from one table."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from raycontrol import errors
+from raycontrol.api.visits import visit_of
+from raycontrol.errors import Fault, RaycontrolError, SpecError
+
+MEDIA_TYPE = "application/problem+json"
+NAMESPACE = "urn:raycontrol:"
+
+
+class Refusal(RaycontrolError):
+    """What the server refuses by itself; ``headers`` go with the answer."""
+
+    def __init__(self, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail, headers)
+        self.detail = detail
+        self.headers = headers or {}
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+class BadRequest(Refusal):
+    """What was sent cannot be read."""
+
+
+class Unauthorized(Refusal):
+    """The token is missing, wrong, expired or revoked."""
+
+
+class Forbidden(Refusal):
+    """The role does not allow it, or the request comes from a page of another origin."""
+
+
+class NotThere(Refusal):
+    """There is no such thing, or it is not to be seen by whoever asks."""
+
+
+class Conflict(Refusal):
+    """It cannot be done as things stand."""
+
+
+class BodyTooSlow(Refusal):
+    """The body did not arrive in time."""
+
+
+class TooLarge(Refusal):
+    """The body, or what it would make, is larger than what is taken."""
+
+
+class UnknownMedia(Refusal):
+    """The body's content type is none that is read."""
+
+
+class NoSuchRange(Refusal):
+    """The range lies past the end."""
+
+
+class WrongHost(Refusal):
+    """The name in the Host header is none of this server's."""
+
+
+class Unfit(Refusal):
+    """A field of the request breaks a rule."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = faults
+
+
+class TooMany(Refusal):
+    """More requests than the token, or the address, may make."""
+
+
+class Busy(Refusal):
+    """The server has its hands full."""
+
+
+class NotReady(Refusal):
+    """The controller does not answer, or its store takes nothing."""
+
+
+STATUSES: dict[type[Exception], int] = {
+    BadRequest: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotThere: 404,
+    BodyTooSlow: 408,
+    Conflict: 409,
+    TooLarge: 413,
+    UnknownMedia: 415,
+    NoSuchRange: 416,
+    WrongHost: 421,
+    Unfit: 422,
+    TooMany: 429,
+    Busy: 503,
+    NotReady: 503,
+    errors.UsageError: 400,
+    errors.SpecError: 422,
+    errors.KeyReused: 409,
+    errors.JobNotFound: 404,
+    errors.PackageError: 422,
+    errors.PlanError: 422,
+    errors.ClusterUnreachable: 503,
+    errors.ControllerUnavailable: 503,
+    errors.VersionMismatch: 503,
+    errors.StoreError: 503,
+    errors.StoreRefused: 409,
+    errors.WaitTimeout: 504,
+}
+"""The HTTP status of each error; one that is not here has that of the class it derives from, a stranger 500."""
+
+RETRY_AFTER_S = 2
+INTERNAL = "this should not happen; the server's log tells more under the request's id"
+
+
+def status_of(error: Exception) -> int:
+    return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
+
+
+def problem(error: Exception, request_id: str) -> Response:
+    """Return the answer that tells of an error; of one that nobody foresaw only that there was one."""
+    status = status_of(error)
+    known = status != 500
+    document: dict[str, Any] = {
+        "type": NAMESPACE + (_kebab(type(error).__name__) if known else "internal-error"),
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": str(error) if known else INTERNAL,
+        "instance": request_id,
+    }
+    if isinstance(error, SpecError | Unfit):
+        document["faults"] = [asdict(fault) for fault in error.faults]
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    if isinstance(error, Refusal):
+        headers |= error.headers
+    return Response(_encoded(document), status, headers, MEDIA_TYPE)
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    return problem(error, visit_of(request).request_id)
+
+
+async def answer_refusal_of_the_router(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, as the router tells of them."""
+    assert isinstance(error, HTTPException)
+    document = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status_code).phrase,
+        "status": error.status_code,
+        "detail": error.detail,
+        "instance": visit_of(request).request_id,
+    }
+    return Response(_encoded(document), error.status_code, error.headers, MEDIA_TYPE)
+
+
+async def answer_invalid(request: Request, error: Exception) -> Response:
+    """Parameters that break their rules, every one of them."""
+    assert isinstance(error, RequestValidationError)
+    return problem(Unfit(*faults_of(error.errors())), visit_of(request).request_id)
+
+
+def faults_of(details: Any) -> list[Fault]:
+    """Return pydantic's errors as faults; what was given is not repeated, for it may be a secret."""
+    return [Fault(_field(item["loc"]), item["msg"][:1].lower() + item["msg"][1:]) for item in details]
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    where = location[1:] if location and location[0] in ("query", "path", "header", "body") else location
+    return ".".join(map(str, where))
+
+
+def _kebab(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    """As JSON. Half a surrogate pair, which a JSON text can hold and UTF-8 cannot, stays an escape."""
+    return json.dumps(document, ensure_ascii=True).encode()

@@ -1,0 +1,67 @@
+"""How long a client may take its time on a connection; uvicorn itself waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER: what the kernel still holds for the client is dropped, else it would be kept for as long as he wishes."""
+
+
+class PatientProtocol(H11Protocol):
+    """Closes connections that have begun no request for ``request_s``, and ends those that take nothing for ``write_s``.
+
+    The time of a body is limited by who reads it (``bodies``).
+    """
+
+    def __init__(self, *given: Any, request_s: float, write_s: float, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.request_s = request_s
+        self.write_s = write_s
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._seen: Any = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._looking = self.loop.call_later(self.request_s, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._looking.cancel()
+        self._flows()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.write_s, self._give_up)
+
+    def resume_writing(self) -> None:
+        self._flows()
+        super().resume_writing()
+
+    def _look(self) -> None:
+        """A connection that had no request under way at the last look, and has begun none since, sends its head too slowly."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self.cycle is self._seen:
+            self.transport.close()
+            return
+        self._seen = self.cycle
+        self._looking = self.loop.call_later(self.request_s, self._look)
+
+    def _give_up(self) -> None:
+        """End it without the rest: who does not read would not read the rest either."""
+        log.info("a client took nothing for %g s; its connection is ended", self.write_s)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        self.transport.abort()
+
+    def _flows(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None

@@ -1,0 +1,105 @@
+"""Runs the application with uvicorn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from raycontrol.api.app import Config, make_app
+from raycontrol.api.hosts import is_loopback
+from raycontrol.api.protocol import PatientProtocol
+from raycontrol.errors import UsageError
+from raycontrol.readers import ServerDoor
+
+GRACE_S = 3
+"""Streams never end by themselves; those who follow come back to the next server."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the server listens, and with which certificate."""
+
+    host: str
+    port: int
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure_http: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("--tls-cert and --tls-key go together")
+        if self.tls_cert is None and not self.insecure_http and not is_loopback(self.host):
+            raise UsageError(
+                f"--host {self.host} is open to other machines, and without TLS whoever listens on the way reads tokens "
+                "and secrets: give --tls-cert and --tls-key, keep 127.0.0.1 and use an ssh tunnel, or accept it "
+                "with --insecure-http"
+            )
+
+    @property
+    def url(self) -> str:
+        scheme = "http" if self.tls_cert is None else "https"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+
+def serve(
+    open_door: Callable[[], ServerDoor], config: Config, listen: Listen, ready: Callable[[str], None]
+) -> None:
+    """Serve until a signal ends it; ``ready`` is called with the URL once it listens. Raises UsageError when it cannot."""
+    try:
+        server = _Server(
+            uvicorn.Config(make_app(open_door, config), **_options(config, listen)), listen, ready
+        )
+        server.run()
+    except OSError as error:
+        raise UsageError(f"cannot serve at {listen.url}: {error}") from None
+    except SystemExit:
+        raise UsageError(f"cannot serve at {listen.url}: the reason is above") from None
+
+
+def make_server(
+    open_door: Callable[[], ServerDoor], config: Config, listen: Listen, ready: Callable[[str], None]
+) -> uvicorn.Server:
+    """Return what ``serve`` runs."""
+    return _Server(uvicorn.Config(make_app(open_door, config), **_options(config, listen)), listen, ready)
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens, and where: port 0 is any free one."""
+
+    def __init__(self, config: uvicorn.Config, listen: Listen, ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._listen = listen
+        self._ready = ready
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            self._ready(replace(self._listen, port=port).url)
+
+
+def _options(config: Config, listen: Listen) -> dict[str, Any]:
+    limits = config.limits
+    return {
+        "host": listen.host.strip("[]"),
+        "port": listen.port,
+        "http": partial(PatientProtocol, request_s=limits.request_s, write_s=limits.write_s),
+        "ws": "none",
+        "loop": "asyncio",
+        "lifespan": "on",
+        "ssl_certfile": listen.tls_cert,
+        "ssl_keyfile": listen.tls_key,
+        "log_config": None,
+        "access_log": False,  # ours has the request's id, and no query
+        "server_header": False,
+        "proxy_headers": False,  # whoever is on this machine could write any address into the audit
+        "timeout_keep_alive": 10,
+        "timeout_graceful_shutdown": GRACE_S,
+        "limit_concurrency": limits.followers + limits.waiting_calls + 500,
+        "h11_max_incomplete_event_size": 64 * 1024,
+    }

@@ -1,0 +1,329 @@
+"""One request to a raycontrol server and its answer: repeated while the server is away, refusals become our own errors.
+
+The token goes into one header of each request and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from raycontrol.errors import (
+    ControllerUnavailable,
+    Fault,
+    Forbidden,
+    JobNotFound,
+    PackageError,
+    PlanError,
+    RaycontrolError,
+    ServerUnreachable,
+    SpecError,
+    StoreError,
+    StoreRefused,
+    Unauthorized,
+    UsageError,
+)
+from raycontrol.settings import checked_token, checked_url
+from raycontrol.version import __version__
+
+log = logging.getLogger(__name__)
+
+ROOT = "/api/v1"
+VERSION_HEADER = "X-Raycontrol-Version"
+CONNECT_S = 10.0
+ANSWER_S = 60.0
+
+PATIENCE_S = 60.0
+"""How long after its first failure a call is repeated."""
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+TOLD_AT_TRY = 3
+TRY_AGAIN = frozenset({429, 502, 503, 504})
+NEVER_PASSES = frozenset({"CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"})
+"""OpenSSL's reasons for which a call that is repeated fails again."""
+
+PLAIN_HTTP = (
+    "plain http to {host} would show the token and all else to whoever listens; use https, or an ssh tunnel and "
+    "http://127.0.0.1, or set RAYCONTROL_INSECURE_HTTP=1 where that does not matter"
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, which may be made again. ``key`` is its idempotency key, ``job_id`` the job that it is about; ``wait_s`` is
+    how long the server may take before it has something to say; ``tells`` are statuses that are no refusal here.
+    """
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+    content_type: str = "application/json"
+    key: str | None = None
+    job_id: str | None = None
+    wait_s: float = 0.0
+    tells: frozenset[int] = frozenset()
+
+    def headers(self) -> dict[str, str]:
+        kind = {"Content-Type": self.content_type} if self.body else {}
+        return kind if self.key is None else {**kind, "Idempotency-Key": self.key}
+
+
+def about(job_id: str, method: str, path: str = "", **fields: Any) -> Call:
+    return Call(method, f"/jobs/{segment(job_id)}{path}", job_id=job_id, **fields)
+
+
+def segment(text: str) -> str:
+    """Return ``text`` as one part of a path, whatever is in it: dots too, which alone would mean another folder."""
+    return quote(text, safe="").replace(".", "%2E")
+
+
+def given(**params: Any) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def as_json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode()
+
+
+class HttpCalls:
+    """The way to one server. Raises UsageError for a URL or token that cannot be one, and for plain http to another machine.
+
+    May be used by several threads.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        insecure_http: bool,
+        transport: httpx.BaseTransport | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.url = checked("url", checked_url, url)
+        refuse_plain_http(self.url, insecure_http)
+        headers = {"User-Agent": f"raycontrol/{__version__}", VERSION_HEADER: __version__}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {checked('token', checked_token, token)}"
+        self._http = open_http(self.url, headers, transport)
+        self._clock = clock
+        self._sleep = sleep
+
+    def close(self) -> None:
+        self._http.close()
+
+    def read(self, kind: TypeAdapter[T], call: Call) -> T:
+        """Return what the server answers, as ``kind``; raises what it refuses with."""
+        return self.decoded(kind, self.ask(call))
+
+    def ask(self, call: Call) -> httpx.Response:
+        """Return the answer of a server that does as it is asked; raises what it refuses with."""
+        answer = self._answer(call)
+        if answer.is_redirect:
+            raise ControllerUnavailable(
+                f"{self.url} answers with a redirect, which is not followed; give the URL of the server itself"
+            )
+        if not answer.is_success and answer.status_code not in call.tells:
+            raise refusal(self.url, call, answer)
+        return answer
+
+    def decoded(self, kind: TypeAdapter[T], answer: httpx.Response) -> T:
+        """Return an answer's JSON as ``kind``; raises ControllerUnavailable when it is something else."""
+        try:
+            return kind.validate_json(answer.content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the whole"
+            raise ControllerUnavailable(
+                f"what {self.url} answers cannot be read ({where}: {first['msg']}){versions_of(answer)}"
+            ) from None
+
+    def _answer(self, call: Call) -> httpx.Response:
+        """Return the answer, whatever its status; raises ServerUnreachable when none has come for too long."""
+        pauses = Pauses(self._clock, self._sleep)
+        while True:
+            try:
+                answer = self._try(call)
+            except httpx.RequestError as error:
+                trouble = trouble_of(error)
+                if never_passes(error) or not pauses.take(f"{self.url}: {trouble}"):
+                    raise ServerUnreachable(self.url, trouble) from None
+                continue
+            if answer.status_code not in TRY_AGAIN:
+                return answer
+            trouble = f"{self.url} answers {answer.status_code} {answer.reason_phrase}"
+            if not pauses.take(trouble, retry_after_s(answer)):
+                return answer
+
+    def _try(self, call: Call) -> httpx.Response:
+        return self._http.request(
+            call.method,
+            call.path,
+            params=call.params,
+            content=call.body,
+            headers=call.headers(),
+            timeout=httpx.Timeout(ANSWER_S + call.wait_s, connect=CONNECT_S),
+        )
+
+
+def checked(what: str, check: Callable[[object], str], value: str) -> str:
+    """Return ``value`` as ``check`` has it; raises UsageError, which does not tell the value."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise UsageError(f"{what}: {error}") from None
+
+
+def refuse_plain_http(url: str, insecure_http: bool) -> None:
+    host = urlsplit(url).hostname or ""
+    if urlsplit(url).scheme == "http" and not insecure_http and not is_loopback(host):
+        raise UsageError(PLAIN_HTTP.format(host=host))
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def open_http(url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None) -> httpx.Client:
+    """Trust who the system trusts, or SSL_CERT_FILE names. Plain http goes to its host itself, never to a proxy."""
+    encrypted = urlsplit(url).scheme == "https"
+    return httpx.Client(
+        base_url=url + ROOT,
+        headers=headers,
+        transport=transport,
+        verify=ssl.create_default_context() if encrypted and transport is None else False,
+        trust_env=encrypted,
+        follow_redirects=False,
+    )
+
+
+class Pauses:
+    """The growing pauses between the tries of one call, until ``PATIENCE_S`` after the first one failed."""
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._deadline: float | None = None
+        self._tries = 0
+
+    def take(self, trouble: str, least_s: float = 0.0) -> bool:
+        """Pause, at least for what the server asks for; False, at once, when that would take too long."""
+        now = self._clock()
+        if self._deadline is None:
+            self._deadline = now + PATIENCE_S
+        self._tries += 1
+        pause_s = max(least_s, min(FIRST_PAUSE_S * 2 ** (self._tries - 1), LONGEST_PAUSE_S))
+        if now + pause_s > self._deadline:
+            return False
+        if self._tries == TOLD_AT_TRY:
+            log.warning("%s; trying again for up to %g s", trouble, PATIENCE_S)
+        self._sleep(pause_s)
+        return True
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+class Problem(BaseModel):
+    """Why a request was refused, as RFC 9457 writes it; the last part of ``type`` is the name of an error."""
+
+    type: str = ""
+    title: str = ""
+    detail: str = ""
+    faults: tuple[Fault, ...] = ()
+
+
+ERRORS: Mapping[str, type[RaycontrolError]] = {
+    "package-error": PackageError,
+    "plan-error": PlanError,
+    "store-error": StoreError,
+    "store-refused": StoreRefused,
+    "usage-error": UsageError,
+}
+BY_STATUS: Mapping[int, type[RaycontrolError]] = {
+    400: UsageError,
+    403: Forbidden,
+    404: UsageError,
+    409: UsageError,
+    413: UsageError,
+    422: UsageError,
+}
+"""For errors that only the server has, and for answers of a proxy before it. Others are the cluster's fault."""
+
+PROBLEM = TypeAdapter(Problem)
+
+
+def refusal(url: str, call: Call, answer: httpx.Response) -> RaycontrolError:
+    """Return the error that the server tells of, of the class that it has over Ray too."""
+    status, problem = answer.status_code, problem_of(answer)
+    kind = problem.type.rpartition(":")[2]
+    text = problem.detail or problem.title or f"{url} answers {status} {answer.reason_phrase}"
+    if status == 401:
+        return Unauthorized(url)
+    if status == 404 and call.job_id is not None:
+        return JobNotFound(call.job_id)
+    if status == 413 and call.method == "PUT":
+        return PackageError(text)
+    if kind == "spec-error":
+        return SpecError(problem.faults)
+    return ERRORS.get(kind, BY_STATUS.get(status, ControllerUnavailable))(text)
+
+
+def problem_of(answer: httpx.Response) -> Problem:
+    """Return what the answer says of itself; nothing when it is no problem document (a proxy's page, say)."""
+    try:
+        return PROBLEM.validate_json(answer.content)
+    except ValidationError:
+        return Problem()
+
+
+def versions_of(answer: httpx.Response) -> str:
+    """Return, where server and client differ, what to do about it."""
+    theirs = answer.headers.get(VERSION_HEADER, __version__)
+    if theirs == __version__:
+        return ""
+    return f"; it is raycontrol {theirs}, this client {__version__}: install the same version here"
+
+
+def retry_after_s(answer: httpx.Response) -> float:
+    """Return for how long the server does not want to be asked; a date in place of seconds counts as no wish."""
+    text = answer.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else 0.0
+
+
+def trouble_of(error: httpx.RequestError) -> str:
+    text = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reasons_of(error):
+        return f"{text}; SSL_CERT_FILE may name a file of certificates to trust"
+    return text
+
+
+def never_passes(error: httpx.RequestError) -> bool:
+    return bool(reasons_of(error) & NEVER_PASSES)
+
+
+def reasons_of(error: BaseException) -> set[str]:
+    """Return why TLS failed, in the words of OpenSSL, from the error and those behind it."""
+    reasons = set()
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, ssl.SSLError) and behind.reason:
+            reasons.add(behind.reason)
+        behind = behind.__cause__ or behind.__context__
+    return reasons

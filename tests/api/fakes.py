@@ -1,0 +1,408 @@
+"""A cluster behind the server that a test moves along by hand, and a client that speaks with the application itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from raycontrol import tokens
+from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
+from raycontrol.api.app import Config, make_app
+from raycontrol.api.limits import Limits
+from raycontrol.errors import (
+    ControllerUnavailable,
+    JobNotFound,
+    KeyReused,
+    PackageError,
+    UsageError,
+)
+from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.job import Submission
+from raycontrol.logs import JobFolder
+from raycontrol.spec import JobSpec
+from raycontrol.status import Event, Histogram, JobInfo, JobState, Metrics, Reason
+from tests.fake_client import instance, job_info
+from tests.support import wait_until
+
+T = TypeVar("T")
+
+DIGEST = "0" * 64
+LOGIN = {"viewer": ("vera", Role.VIEWER), "user": ("ada", Role.USER), "operator": ("otto", Role.OPERATOR)}
+LOGIN |= {"admin": ("root", Role.ADMIN), "other": ("bob", Role.USER)}
+
+
+class FakeDoor:
+    """Has the jobs, tokens and packages that a test puts in; ``calls`` records what was asked to be changed."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.audited: list[AuditEntry] = []
+        self.submissions: dict[str, Submission] = {}
+        self.packages: dict[str, bytes] = {}
+        self.whole: set[str] = set()
+        self.known_nodes: list[NodeInfo] = []
+        self.error: Exception | None = None
+        self.asked_for_tokens = 0
+        self.asked_for_events = 0
+        self.can_write = True
+        self._jobs: dict[str, JobInfo] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._tokens: dict[str, tuple[TokenInfo, tokens.Parsed]] = {}
+        self._changed = threading.Condition()
+
+    # What a test does.
+
+    def put(self, job: JobInfo) -> JobInfo:
+        """Make this a job of the cluster, or what has become of one."""
+        with self._changed:
+            self._jobs[job.id] = job
+            self._note(job, "submitted")
+        return job
+
+    def becomes(self, job_id: str, state: JobState, message: str = "", **changes: Any) -> None:
+        with self._changed:
+            job = self._jobs[job_id].model_copy(update={"state": state, **changes})
+            self._jobs[job_id] = job
+            self._note(job, message)
+
+    def let_in(self, name: str, user: str, role: Role, ttl_s: float | None = None) -> str:
+        """Make a token; return its text."""
+        return self.create_token(name, role, user, ttl_s, "test")[1]
+
+    def _note(self, job: JobInfo, message: str) -> None:
+        known = self._events.setdefault(job.id, [])
+        known.append(
+            Event(
+                seq=sum(map(len, self._events.values())) + 1,
+                job_id=job.id,
+                at=job.submitted_at,
+                kind="state",
+                state=job.state,
+                reason=job.reason,
+                attempt=job.attempt,
+                message=message,
+            )
+        )
+        self._changed.notify_all()
+
+    # What the server asks.
+
+    def find(self, prefix: str) -> list[str]:
+        self._fail()
+        return [prefix] if prefix in self._jobs else sorted(i for i in self._jobs if i.startswith(prefix))
+
+    def info(self, job_id: str) -> JobInfo:
+        self._fail()
+        if job_id not in self._jobs:
+            raise JobNotFound(job_id)
+        return self._jobs[job_id]
+
+    def jobs(
+        self,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        limit: int | None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        text: str | None = None,
+        before: tuple[float, str] | None = None,
+    ) -> list[JobInfo]:
+        self._fail()
+        found = [
+            job
+            for job in self._jobs.values()
+            if (states is None or job.state in states)
+            and user in (None, job.user)
+            and (labels or {}).items() <= job.labels.items()
+            and (text or "").lower() in f"{job.id} {job.name}".lower()
+            and (before is None or (job.submitted_at, job.id) < before)
+        ]
+        return sorted(found, key=lambda job: (job.submitted_at, job.id), reverse=True)[:limit]
+
+    def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
+        self._fail()
+        self.asked_for_events += 1
+        with self._changed:
+            self._changed.wait_for(lambda: self._after(job_id, after) or job_id not in self._jobs, timeout_s)
+            return self._after(job_id, after)
+
+    def _after(self, job_id: str, after: int) -> list[Event]:
+        return [event for event in self._events.get(job_id, []) if event.seq > after]
+
+    def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
+        raise AssertionError("the server reads files itself")
+
+    def log_sizes(self, job_id: str, attempt: int) -> dict[str, int]:
+        raise AssertionError("the server reads files itself")
+
+    def log_news(
+        self,
+        job_id: str,
+        attempt: int,
+        offsets: dict[str, int],
+        timeout_s: float,
+        max_bytes: int,
+        instances: Collection[str] | None,
+    ) -> dict[str, bytes]:
+        raise AssertionError("the server reads files itself")
+
+    def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
+        raise AssertionError("the server reads files itself")
+
+    def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
+        self.calls.append(("stop", job_id, why, force))
+        return self.info(job_id)
+
+    def sizes_of_jobs(self) -> dict[str, int]:
+        raise AssertionError("the server reads files itself")
+
+    def prune(self, job_ids: Sequence[str]) -> None:
+        self.calls.append(("prune", *job_ids))
+        for job_id in job_ids:
+            del self._jobs[job_id]
+
+    def doubts(self, spec: JobSpec) -> str | None:
+        return "no node has 64 CPUs" if spec.resources.cpu == 64 else None
+
+    def has_package(self, digest: str) -> bool:
+        self._fail()
+        return digest in self.whole
+
+    def put_package(self, digest: str, offset: int, data: bytes, last: bool) -> int:
+        held = self.packages.get(digest, b"")
+        if offset <= len(held):
+            held += data[len(held) - offset :]
+        self.packages[digest] = held
+        if last and held == b"damaged":
+            raise PackageError(
+                f"package {digest}: the {len(held)} bytes that arrived are not its own; send it again"
+            )
+        if last:
+            self.whole.add(digest)
+        return len(held)
+
+    def submit(self, submission: Submission) -> JobInfo:
+        self._fail()
+        for known in self.submissions.values():
+            if submission.key is not None and (known.user, known.key) == (submission.user, submission.key):
+                if known.fingerprint != submission.fingerprint:
+                    raise KeyReused(submission.key)
+                return self._jobs[known.job_id]
+        if submission.job_id not in self._jobs:
+            self.submissions[submission.job_id] = submission
+            self.put(
+                job_info(
+                    submission.job_id,
+                    name=submission.spec.name,
+                    user=submission.user,
+                    labels=submission.spec.labels,
+                    submitted_at=time.time(),
+                )
+            )
+        return self._jobs[submission.job_id]
+
+    def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
+        missing = set(names or ()) - {node.name for node in self.known_nodes}
+        if missing:
+            raise UsageError(f"no node {missing.pop()!r}")
+        return [node for node in self.known_nodes if names is None or node.name in names]
+
+    def create_token(
+        self, name: str, role: Role, user: str, ttl_s: float | None, by: str
+    ) -> tuple[TokenInfo, str]:
+        text = tokens.new_token()
+        parts = tokens.parsed(text)
+        assert parts is not None
+        until = None if ttl_s is None else time.time() + ttl_s
+        info = TokenInfo(name=name, role=role, user=user, created_at=time.time(), expires_at=until)
+        self._tokens[name] = info, parts
+        return info, text
+
+    def tokens(self) -> list[TokenInfo]:
+        return [info for info, _ in self._tokens.values()]
+
+    def revoke_token(self, name: str) -> TokenInfo:
+        if name not in self._tokens:
+            raise UsageError(f"there is no token {name!r}")
+        info, parts = self._tokens[name]
+        revoked = info.model_copy(update={"revoked_at": time.time()})
+        self._tokens[name] = revoked, parts
+        return revoked
+
+    def authenticate(self, token_id: str, digest: str) -> Identity | None:
+        self._fail()
+        self.asked_for_tokens += 1
+        for info, parts in self._tokens.values():
+            over = info.revoked_at is not None or (info.expires_at or time.time() + 1) <= time.time()
+            if (token_id, digest) == parts and not over:
+                return Identity(token=info.name, user=info.user, role=info.role)
+        return None
+
+    def audit(self, entry: AuditEntry) -> int:
+        self.audited.append(entry.model_copy(update={"seq": len(self.audited) + 1}))
+        return len(self.audited)
+
+    def audit_log(self, after: int, limit: int) -> list[AuditEntry]:
+        return [entry for entry in self.audited if entry.seq > after][:limit]
+
+    def metrics(self) -> Metrics:
+        quick = Histogram(buckets=((1.0, 1), (60.0, 3)), count=4, sum_s=100.5)
+        counts = {state: sum(job.state is state for job in self._jobs.values()) for state in JobState}
+        return Metrics(
+            jobs=counts, queue_wait_s=quick, launch_s=quick, attempts=4, endings={Reason.COMPLETED: 2}
+        )
+
+    def writable(self) -> bool:
+        self._fail()
+        return self.can_write
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Live:
+    """An answer that is still coming; ``text`` is what has come of it."""
+
+    def __init__(self, sent: bytes) -> None:
+        self.status = 0
+        self.body = b""
+        self._sent: bytes | None = sent
+        self.over = False
+        self._left = asyncio.Event()
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    async def receive(self) -> dict[str, Any]:
+        if self._sent is not None:
+            sent, self._sent = self._sent, None
+            return {"type": "http.request", "body": sent, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.body += message.get("body", b"")
+
+    def leave(self) -> None:
+        self._left.set()
+
+
+class Api:
+    """The application over a ``FakeDoor``, in an event loop of its own. ``tokens`` has one of each role, and ``other``."""
+
+    def __init__(self, home: Path, **limits: Any) -> None:
+        self.home = home
+        self.door = FakeDoor()
+        self.tokens = {name: self.door.let_in(name, user, role) for name, (user, role) in LOGIN.items()}
+        config = Config(home, limits=replace(Limits(), **limits), package_cap_bytes=20 << 20)
+        self.app = make_app(lambda: self.door, config)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def request(
+        self, method: str, path: str, *, by: str | None = "admin", headers: Any = None, **rest: Any
+    ) -> httpx.Response:
+        """Ask as the holder of a token (None: without one)."""
+        return self.run(self._request(method, path, [*self._login(by), *dict(headers or {}).items()], rest))
+
+    def get(self, path: str, **rest: Any) -> httpx.Response:
+        return self.request("GET", path, **rest)
+
+    def post(self, path: str, **rest: Any) -> httpx.Response:
+        return self.request("POST", path, **rest)
+
+    @contextmanager
+    def live(self, path: str, *, by: str = "admin", headers: Any = None, body: Any = None) -> Iterator[Live]:
+        """Give an answer while it is coming; leave at the end of the block. With a ``body`` it is a POST of it as JSON."""
+        url = httpx.URL(f"http://127.0.0.1:8642{path}")
+        sent = [("host", "127.0.0.1"), *self._login(by), *dict(headers or {}).items()]
+        scope = {
+            "type": "http",
+            "method": "GET" if body is None else "POST",
+            "scheme": "http",
+            "path": url.path,
+            "raw_path": url.raw_path.partition(b"?")[0],
+            "query_string": url.query,
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8642),
+            "root_path": "",
+        }
+        answer = self.run(_made(b"" if body is None else json.dumps(body).encode()))
+        future = asyncio.run_coroutine_threadsafe(self._drive(scope, answer), self._loop)
+        try:
+            yield answer
+        finally:
+            self._loop.call_soon_threadsafe(answer.leave)
+            future.result(10)
+
+    async def _drive(self, scope: Any, answer: Live) -> None:
+        try:
+            await self.app(scope, answer.receive, answer.send)
+        finally:
+            answer.over = True
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def close(self) -> None:
+        hub = self.app._hub
+        self._loop.call_soon_threadsafe(hub.watchers.close)
+        hub.calls.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _login(self, by: str | None) -> list[tuple[str, str]]:
+        return [] if by is None else [("Authorization", f"Bearer {self.tokens.get(by, by)}")]
+
+    async def _request(self, method: str, path: str, headers: Any, rest: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app, client=("10.0.0.9", 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
+            return await client.request(method, path, headers=headers, **rest)
+
+
+async def _made(sent: bytes) -> Live:
+    return Live(sent)
+
+
+def lost() -> ControllerUnavailable:
+    return ControllerUnavailable("raycontrol's actor on the head is gone")
+
+
+def adas_job(state: JobState = JobState.RUNNING, **changes: Any) -> JobInfo:
+    """A job of the user ``ada`` with two instances."""
+    found = {"instances": (instance("master-0"), instance("worker-0", "host-b")), "state": state, **changes}
+    return job_info("digits-ab12cd", **found)
+
+
+def write_log(home: Path, data: bytes, name: str = "worker-0", attempt: int = 0) -> None:
+    """Append to a log of ada's job, as the archive does."""
+    path = JobFolder(home, "digits-ab12cd").log(name, attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def events_in(text: str) -> list[dict[str, str]]:
+    """Return the server-sent events of a stream, by the rules of the HTML standard, comments left out."""
+    blocks = [block for block in text.split("\n\n") if "data: " in block]
+    return [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    wait_until(condition, what=what)

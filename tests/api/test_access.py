@@ -1,0 +1,220 @@
+"""Who may do what, on every route there is: a route that is not in the table fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raycontrol import tokens
+from raycontrol.access import Role
+from raycontrol.api.app import OPEN
+from raycontrol.api.guards import Guard, JobGuard
+from raycontrol.hardware import NodeInfo
+from raycontrol.status import JobState
+from tests.api.fakes import DIGEST, Api, adas_job, write_log
+from tests.fake_client import job_info
+
+EVERYBODY = {"viewer", "user", "operator", "admin"}
+NO_VIEWER = EVERYBODY - {"viewer"}
+OPERATORS = {"operator", "admin"}
+ADMINS = {"admin"}
+
+WHO_MAY = {
+    "POST /api/v1/jobs": NO_VIEWER,
+    "GET /api/v1/jobs": EVERYBODY,
+    "GET /api/v1/ids": EVERYBODY,
+    "POST /api/v1/doubts": NO_VIEWER,
+    "GET /api/v1/jobs/{job_id}": EVERYBODY,
+    "DELETE /api/v1/jobs/{job_id}": NO_VIEWER,
+    "POST /api/v1/jobs/{job_id}/stop": NO_VIEWER,
+    "GET /api/v1/jobs/{job_id}/instances": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/plan": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/usage": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/events": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/events/stream": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/logs": EVERYBODY,
+    "POST /api/v1/jobs/{job_id}/logs/read": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/logs/stream": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/logs/{instance}": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/logs/{instance}/tail_offset": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/logs.tar": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/outputs.tar": EVERYBODY,
+    "HEAD /api/v1/packages/{digest}": NO_VIEWER,
+    "PUT /api/v1/packages/{digest}": NO_VIEWER,
+    "GET /api/v1/queue": EVERYBODY,
+    "GET /api/v1/nodes": EVERYBODY,
+    "GET /api/v1/nodes/{name}": EVERYBODY,
+    "GET /api/v1/sizes": OPERATORS,
+    "GET /api/v1/tokens": ADMINS,
+    "POST /api/v1/tokens": ADMINS,
+    "DELETE /api/v1/tokens/{name}": ADMINS,
+    "GET /api/v1/audit": ADMINS,
+    "GET /metrics": EVERYBODY,
+}
+CHANGES = {
+    "POST /api/v1/jobs": "submit",
+    "DELETE /api/v1/jobs/{job_id}": "delete",
+    "POST /api/v1/jobs/{job_id}/stop": "stop",
+    "PUT /api/v1/packages/{digest}": "upload",
+    "POST /api/v1/tokens": "create token",
+    "DELETE /api/v1/tokens/{name}": "revoke token",
+}
+PLACES = {"{job_id}": "digits-ab12cd", "{instance}": "worker-0", "{digest}": DIGEST, "{name}": "host-a"}
+
+
+def routes(api: Api) -> Iterator[tuple[str, Any]]:
+    """Every method and path of the application, with its route."""
+    for route in api.app._app.routes:  # type: ignore[attr-defined]
+        if route.path not in OPEN:
+            for method in route.methods:
+                yield f"{method} {route.path}", route
+
+
+def guards_of(dependant: Any) -> list[Guard]:
+    inner = [guard for item in dependant.dependencies for guard in guards_of(item)]
+    return [*inner, *([dependant.call] if isinstance(dependant.call, Guard) else [])]
+
+
+@pytest.fixture
+def ended(make_api: Callable[..., Api]) -> Api:
+    """A server with an ended job of ada's, and no limit on requests."""
+    api = make_api(burst=100_000, failures_burst=100_000)
+    reset(api)
+    write_log(api.home, b"done\n")
+    api.door.known_nodes = [NodeInfo(id="1", name="host-a", ip="10.0.0.1")]
+    return api
+
+
+def reset(api: Api) -> None:
+    """Put back what a request may have removed."""
+    if not api.door.find("digits-ab12cd"):
+        api.door.put(adas_job(JobState.SUCCEEDED))
+    api.door.whole.add(DIGEST)
+
+
+def ask(api: Api, key: str, by: str | None) -> Any:
+    method, path = key.split(" ")
+    for place, value in PLACES.items():
+        path = path.replace(place, value)
+    reset(api)
+    return api.request(method, path, by=by)
+
+
+def test_every_route_has_one_guard_and_is_in_the_table(api: Api) -> None:
+    found = dict(routes(api))
+    assert found.keys() == WHO_MAY.keys()
+    for key, route in found.items():
+        (guard,) = guards_of(route.dependant)
+        assert isinstance(guard, JobGuard) == ("{job_id}" in key), key
+        assert guard.change == CHANGES.get(key), key
+
+
+def test_without_a_good_token_no_route_answers(ended: Api) -> None:
+    expired = ended.door.let_in("expired", "root", Role.ADMIN, ttl_s=-1)
+    revoked = ended.door.let_in("revoked", "root", Role.ADMIN)
+    ended.door.revoke_token("revoked")
+    ended.door.audited.clear()
+    for key, _ in routes(ended):
+        for by in (None, "nonsense", tokens.new_token(), expired, revoked):
+            answer = ask(ended, key, by)
+            assert answer.status_code == 401, (key, by)
+            assert answer.headers["www-authenticate"] == 'Bearer realm="raycontrol"'
+            assert "digits" not in answer.text
+    assert (ended.door.calls, ended.door.audited) == ([], [])
+
+
+@pytest.mark.parametrize("role", ["viewer", "user", "operator", "admin"])
+def test_a_role_may_what_the_table_says(ended: Api, role: str) -> None:
+    """The token of the role ``user`` is that of ada, whose job it is."""
+    for key, _ in routes(ended):
+        status = ask(ended, key, role).status_code
+        if role in WHO_MAY[key]:
+            assert status not in (401, 403, 500), (key, status)
+            assert status != 404 or "{job_id}" not in key or key.endswith("/plan"), (key, status)
+        else:
+            assert status == 403, (key, status)
+
+
+def test_another_s_job_is_not_there(ended: Api) -> None:
+    for key, _ in routes(ended):
+        if "{job_id}" not in key:
+            continue
+        answer = ask(ended, key, "other")
+        unknown = ended.request(*key.replace("{job_id}", "digits-zzzzzz").split(" "), by="other")
+        assert (answer.status_code, unknown.status_code) == (404, 404), key
+        assert answer.json()["detail"] == "no job 'digits-ab12cd'"
+        assert answer.json().keys() == unknown.json().keys()
+    assert ended.door.calls == []
+
+
+def test_the_kind_of_authorization_matters(api: Api) -> None:
+    for header in (f"Basic {api.tokens['admin']}", api.tokens["admin"], "Bearer", "Bearer ", "Bearer\trct"):
+        assert api.get("/api/v1/jobs", by=None, headers={"Authorization": header}).status_code == 401
+    headers = {"Cookie": f"token={api.tokens['admin']}"}
+    assert api.get(f"/api/v1/jobs?token={api.tokens['admin']}", by=None, headers=headers).status_code == 401
+
+
+def test_a_good_token_is_asked_for_once_in_a_while(api: Api) -> None:
+    for _ in range(10):
+        assert api.get("/api/v1/jobs").status_code == 200
+    assert api.door.asked_for_tokens == 1
+
+
+def test_facts_of_nodes_are_for_operators(api: Api) -> None:
+    api.door.put(adas_job())
+    api.door.put(job_info("bobs-1", user="bob", state=JobState.RUNNING))
+    facts = {
+        "hostname": "a",
+        "ip": "10.0.0.1",
+        "at": 1,
+        "kernel": "6",
+        "cores": 2,
+        "memory_bytes": 1,
+        "shm_bytes": 1,
+        "scratch": "/tmp",
+        "scratch_free_bytes": 1,
+        "open_files": {"soft": 1, "hard": 1},
+        "memlock": {"soft": 1, "hard": 1},
+    }
+    node = {
+        "id": "1",
+        "name": "host-a",
+        "ip": "10.0.0.1",
+        "jobs": ["digits-ab12cd", "bobs-1"],
+        "facts": facts,
+    }
+    api.door.known_nodes = [NodeInfo.model_validate(node)]
+    seen = {}
+    for by in ("user", "viewer", "operator"):
+        (found,) = api.get("/api/v1/nodes", by=by).json()
+        seen[by] = found["facts"] is not None, found["jobs"]
+        assert api.get("/api/v1/nodes/host-a", by=by).json() == found
+        assert api.get("/api/v1/nodes?check=true", by=by).status_code == (200 if by == "operator" else 403)
+    assert seen == {
+        "user": (False, ["digits-ab12cd"]),
+        "viewer": (False, ["digits-ab12cd", "bobs-1"]),
+        "operator": (True, ["digits-ab12cd", "bobs-1"]),
+    }
+    assert api.get("/api/v1/nodes/host-z").status_code == 404
+
+
+def test_a_token_that_asks_too_often_has_to_wait(make_api: Callable[..., Api]) -> None:
+    api = make_api(burst=3, rate_per_s=0.1)
+    statuses = [api.get("/api/v1/jobs", by="user").status_code for _ in range(4)]
+    assert statuses == [200, 200, 200, 429]
+    refused = api.post("/api/v1/jobs", by="user", json={})
+    assert 1 <= int(refused.headers["retry-after"]) <= 10
+    assert api.get("/api/v1/jobs", by="other").status_code == 200
+    assert api.door.audited == []
+
+
+def test_an_address_that_guesses_has_to_wait_and_good_tokens_from_there_go_on(
+    make_api: Callable[..., Api],
+) -> None:
+    api = make_api(failures_burst=3, failures_per_s=0.1)
+    assert api.get("/api/v1/jobs", by="user").status_code == 200
+    statuses = [api.get("/api/v1/jobs", by=tokens.new_token()).status_code for _ in range(4)]
+    assert statuses == [401, 401, 401, 429]
+    assert api.get("/api/v1/jobs", by="user").status_code == 200

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+import time
+
+from raycontrol.access import Role
+from raycontrol.status import JobState, Reason
+from tests.api.fakes import DIGEST, Api, adas_job, lost
+from tests.fake_client import job_info
+
+SPEC = {"name": "digits", "command": "torchrun train.py"}
+
+
+def test_a_submitted_job_belongs_to_the_user_of_the_token(api: Api) -> None:
+    answer = api.post("/api/v1/jobs", by="user", json={"spec": SPEC, "job_id": "digits-1"})
+    assert answer.status_code == 201
+    assert answer.headers["location"] == "/api/v1/jobs/digits-1"
+    assert answer.json()["user"] == "ada"
+    assert api.door.submissions["digits-1"].spec.command == "torchrun train.py"
+
+
+def test_a_submission_carries_the_request_s_id_and_origin_to_its_event(api: Api) -> None:
+    answer = api.post("/api/v1/jobs", json={"spec": SPEC, "job_id": "a"}, headers={"X-Request-ID": "r-17"})
+    assert answer.headers["x-request-id"] == "r-17"
+    found = api.door.submissions["a"]
+    assert (found.request_id, found.origin) == ("r-17", "10.0.0.9")
+
+
+def test_a_job_without_an_id_gets_one_that_begins_with_its_name(api: Api) -> None:
+    assert api.post("/api/v1/jobs", json={"spec": SPEC}).json()["id"].startswith("digits-")
+
+
+def test_yaml_is_the_spec_itself(api: Api) -> None:
+    text = "name: digits\ncommand: torchrun train.py\nlabels: {team: vision}\n"
+    headers = {"Content-Type": "application/yaml"}
+    answer = api.post("/api/v1/jobs?job_id=y", content=text, headers=headers)
+    assert (answer.status_code, answer.json()["labels"]) == (201, {"team": "vision"})
+
+
+def test_the_same_id_again_submits_nothing(api: Api) -> None:
+    body = {"spec": SPEC, "job_id": "digits-1"}
+    assert api.post("/api/v1/jobs", json=body).status_code == 201
+    assert api.post("/api/v1/jobs", json=body).status_code == 200
+    assert len(api.door.submissions) == 1
+
+
+def test_the_same_key_again_submits_nothing(api: Api) -> None:
+    first = api.post("/api/v1/jobs", json={"spec": SPEC}, headers={"Idempotency-Key": "k1"})
+    again = api.post("/api/v1/jobs", json={"spec": SPEC}, headers={"Idempotency-Key": "k1"})
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+
+
+def test_a_key_of_another_request_is_refused(api: Api) -> None:
+    api.post("/api/v1/jobs", json={"spec": SPEC}, headers={"Idempotency-Key": "k1"})
+    other = {"spec": {**SPEC, "nodes": 2}}
+    answer = api.post("/api/v1/jobs", json=other, headers={"Idempotency-Key": "k1"})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:raycontrol:key-reused")
+
+
+def test_another_s_job_id_is_taken_and_nothing_of_that_job_is_told(api: Api) -> None:
+    api.door.put(adas_job())
+    answer = api.post("/api/v1/jobs", by="other", json={"spec": SPEC, "job_id": "digits-ab12cd"})
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == "the job id 'digits-ab12cd' is taken; choose another"
+
+
+def test_every_fault_of_a_spec_is_told(api: Api) -> None:
+    answer = api.post("/api/v1/jobs", json={"spec": {"nodes": 0, "priority": 12}})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert answer.json()["type"] == "urn:raycontrol:spec-error"
+    assert [fault["field"] for fault in answer.json()["faults"]] == ["command", "nodes", "priority"]
+
+
+def test_faults_of_yaml_have_their_places(api: Api) -> None:
+    headers = {"Content-Type": "application/yaml"}
+    answer = api.post("/api/v1/jobs", content="command: a\nnodes: 0\n", headers=headers)
+    fault = {"field": "nodes", "rule": "must be at least 1", "got": "0", "line": 2, "column": 8}
+    assert answer.json()["faults"] == [fault]
+
+
+def test_faults_of_the_body_around_the_spec_are_told_too(api: Api) -> None:
+    answer = api.post("/api/v1/jobs", json={"spec": SPEC, "package": "x", "jobid": "a"})
+    assert answer.status_code == 422
+    assert {fault["field"] for fault in answer.json()["faults"]} == {"package", "jobid"}
+
+
+def test_a_working_dir_has_to_be_uploaded(api: Api) -> None:
+    spec = {**SPEC, "working_dir": "/etc"}
+    answer = api.post("/api/v1/jobs", json={"spec": spec})
+    assert [fault["field"] for fault in answer.json()["faults"]] == ["working_dir"]
+    missing = api.post("/api/v1/jobs", json={"spec": spec, "package": DIGEST})
+    assert missing.json()["detail"] == "package: is not in the archive; upload it with PUT first"
+    api.door.whole.add(DIGEST)
+    assert api.post("/api/v1/jobs", json={"spec": spec, "package": DIGEST}).status_code == 201
+
+
+def test_an_open_secret_is_not_taken_from_the_server_s_environment(api: Api) -> None:
+    answer = api.post("/api/v1/jobs", json={"spec": {**SPEC, "secret_env": {"PATH": None}}})
+    assert answer.status_code == 422
+    assert answer.json()["faults"][0]["field"] == "secret_env.PATH"
+
+
+def test_a_secret_reaches_the_controller_and_no_answer(api: Api) -> None:
+    spec = {**SPEC, "secret_env": {"HF_TOKEN": "hf_verysecret"}}
+    answer = api.post("/api/v1/jobs", json={"spec": spec, "job_id": "s"})
+    assert answer.status_code == 201
+    assert "hf_verysecret" not in answer.text
+    assert api.door.submissions["s"].spec.secrets() == {"HF_TOKEN": "hf_verysecret"}
+
+
+def test_a_wrong_secret_is_not_repeated(api: Api) -> None:
+    spec = {**SPEC, "secret_env": {"HF_TOKEN": ["hf_verysecret"]}, "env": {"API_KEY": ["hf_verysecret"]}}
+    answer = api.post("/api/v1/jobs", json={"spec": spec})
+    assert answer.status_code == 422
+    assert "hf_verysecret" not in answer.text
+
+
+def test_other_content_types_are_refused(api: Api) -> None:
+    answer = api.post("/api/v1/jobs", content=b"<job/>", headers={"Content-Type": "text/xml"})
+    assert answer.status_code == 415
+
+
+def test_a_list_comes_in_pages(api: Api) -> None:
+    for number in range(5):
+        api.door.put(job_info(f"job-{number}", submitted_at=1000.0 + number))
+    first = api.get("/api/v1/jobs?limit=2").json()
+    second = api.get("/api/v1/jobs", params={"limit": 2, "after": first["next"]}).json()
+    third = api.get("/api/v1/jobs", params={"limit": 2, "after": second["next"]}).json()
+    ids = [[job["id"] for job in page["jobs"]] for page in (first, second, third)]
+    assert ids == [["job-4", "job-3"], ["job-2", "job-1"], ["job-0"]]
+    assert third["next"] is None
+
+
+def test_jobs_are_found_by_state_user_label_and_text(api: Api) -> None:
+    api.door.put(job_info("a-1", labels={"team": "vision"}, submitted_at=1.0))
+    api.door.put(job_info("b-1", state=JobState.FAILED, user="bob", submitted_at=2.0))
+    for query, ids in (
+        ("state=QUEUED&state=RUNNING", ["a-1"]),
+        ("user=bob", ["b-1"]),
+        ("label=team=vision", ["a-1"]),
+        ("text=B-1", ["b-1"]),
+        ("", ["b-1", "a-1"]),
+    ):
+        assert [job["id"] for job in api.get(f"/api/v1/jobs?{query}").json()["jobs"]] == ids
+
+
+def test_a_user_sees_his_own_jobs_only(api: Api) -> None:
+    api.door.put(adas_job())
+    api.door.put(job_info("bobs-1", user="bob", state=JobState.QUEUED, submitted_at=2.0))
+    seen = {
+        by: [job["id"] for job in api.get("/api/v1/jobs", by=by).json()["jobs"]]
+        for by in ("user", "other", "viewer")
+    }
+    assert seen == {"user": ["digits-ab12cd"], "other": ["bobs-1"], "viewer": ["digits-ab12cd", "bobs-1"]}
+    assert api.get("/api/v1/jobs?user=ada", by="other").json() == {"jobs": [], "next": None}
+    assert api.get("/api/v1/ids?prefix=d", by="other").json() == []
+    assert api.get("/api/v1/ids?prefix=d", by="user").json() == ["digits-ab12cd"]
+    assert api.get("/api/v1/ids?prefix=d", by="operator").json() == ["digits-ab12cd"]
+    assert api.get("/api/v1/queue", by="user").json() == []
+
+
+def test_the_queue_is_in_its_order_with_reasons(api: Api) -> None:
+    api.door.put(job_info("late-1", submitted_at=9.0, pending="1 ahead in the queue"))
+    api.door.put(job_info("early-1", submitted_at=3.0, pending="needs 2 nodes", user="bob"))
+    found = [(item["position"], item["id"], item["why"]) for item in api.get("/api/v1/queue").json()]
+    assert found == [(1, "early-1", "needs 2 nodes"), (2, "late-1", "1 ahead in the queue")]
+    assert [item["position"] for item in api.get("/api/v1/queue", by="user").json()] == [2]
+
+
+def test_stopping_tells_why_and_who(api: Api) -> None:
+    api.door.put(adas_job())
+    assert api.post("/api/v1/jobs/digits-ab12cd/stop", by="user").status_code == 200
+    api.post("/api/v1/jobs/digits-ab12cd/stop", json={"force": True, "why": "wrong data"})
+    assert api.door.calls == [
+        ("stop", "digits-ab12cd", "stopped by ada over HTTP", False),
+        ("stop", "digits-ab12cd", "wrong data", True),
+    ]
+
+
+def test_only_an_ended_job_can_be_removed(api: Api) -> None:
+    api.door.put(adas_job())
+    refused = api.request("DELETE", "/api/v1/jobs/digits-ab12cd", by="user")
+    assert (refused.status_code, api.door.calls) == (409, [])
+    api.door.becomes("digits-ab12cd", JobState.SUCCEEDED)
+    assert api.request("DELETE", "/api/v1/jobs/digits-ab12cd", by="user").status_code == 204
+    assert api.get("/api/v1/jobs/digits-ab12cd").status_code == 404
+
+
+def test_doubts_are_told_before_a_job_is_submitted(api: Api) -> None:
+    for cpu, said in ((64, "no node has 64 CPUs"), (1, None)):
+        spec = {**SPEC, "resources": {"cpu": cpu}}
+        assert api.post("/api/v1/doubts", json={"spec": spec}).json() == {"doubts": said}
+
+
+def test_a_package_comes_in_pieces(api: Api) -> None:
+    path = f"/api/v1/packages/{DIGEST}"
+    assert api.request("HEAD", path).status_code == 404
+    assert api.request("PUT", f"{path}?offset=0", content=b"abc").json() == {"held": 3}
+    assert api.request("PUT", f"{path}?offset=0", content=b"").json() == {"held": 3}
+    assert api.request("PUT", f"{path}?offset=3&last=true", content=b"def").json() == {"held": 6}
+    assert api.request("HEAD", path).status_code == 200
+    assert [(entry.action, entry.target, entry.status) for entry in api.door.audited] == [
+        ("upload", DIGEST, 200)
+    ]
+
+
+def test_a_damaged_package_is_told(api: Api) -> None:
+    answer = api.request("PUT", f"/api/v1/packages/{DIGEST}?last=true", content=b"damaged")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:raycontrol:package-error")
+
+
+def test_a_lost_controller_is_told_as_such_and_looked_for_anew(api: Api) -> None:
+    api.get("/api/v1/jobs")
+    api.door.error = lost()
+    answer = api.get("/api/v1/jobs")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["type"] == "urn:raycontrol:controller-unavailable"
+    api.door.error = None
+    assert api.get("/api/v1/jobs").status_code == 200
+
+
+def test_an_unknown_error_tells_nothing_of_the_inside(api: Api) -> None:
+    api.get("/api/v1/jobs")
+    api.door.error = RuntimeError("the password is hunter2")
+    answer = api.get("/api/v1/jobs", headers={"X-Request-ID": "r-9"})
+    assert answer.status_code == 500
+    assert answer.json() == {
+        "type": "urn:raycontrol:internal-error",
+        "title": "Internal Server Error",
+        "status": 500,
+        "detail": "this should not happen; the server's log tells more under the request's id",
+        "instance": "r-9",
+    }
+
+
+def test_readiness_follows_controller_and_store(api: Api) -> None:
+    assert api.get("/readyz", by=None).json() == {"ready": True}
+    assert api.get("/healthz", by=None).json() == {"ready": True}
+
+
+def test_a_store_that_takes_nothing_is_not_ready(api: Api) -> None:
+    api.door.can_write = False
+    answer = api.get("/readyz", by=None)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "not ready")
+
+
+def test_metrics_are_read_by_prometheus(api: Api) -> None:
+    api.door.put(adas_job(JobState.RUNNING))
+    api.get("/api/v1/jobs")
+    usage = api.home / "jobs/digits-ab12cd/usage/0/worker-0.jsonl"
+    usage.parent.mkdir(parents=True)
+    gpu = {"index": 3, "uuid": "GPU-1", "utilisation_percent": 87.0, "memory_bytes": 1024}
+    sample = {"at": time.time(), "cpu_percent": 1, "memory_bytes": 1, "read_bytes": 0, "written_bytes": 0}
+    usage.write_text(json.dumps({**sample, "processes": 1, "gpus": [gpu]}) + "\n")
+    lines = api.get("/metrics", by="viewer").text.splitlines()
+    for line in (
+        'raycontrol_jobs{state="RUNNING"} 1.0',
+        'raycontrol_endings{reason="COMPLETED"} 2.0',
+        'raycontrol_queue_wait_seconds_bucket{le="60"} 3.0',
+        'raycontrol_queue_wait_seconds_bucket{le="+Inf"} 4.0',
+        "raycontrol_queue_wait_seconds_sum 100.5",
+        'raycontrol_gpu_utilisation_percent{gpu="3",node="host-b"} 87.0',
+        'raycontrol_http_request_seconds_count{method="GET",route="/api/v1/jobs",status="200"} 1.0',
+    ):
+        assert line in lines
+
+
+def test_tokens_are_made_shown_without_their_secret_and_revoked_at_once(api: Api) -> None:
+    made = api.post("/api/v1/tokens", json={"name": "ci", "role": "user", "user": "ci", "ttl_s": 60})
+    assert (made.status_code, made.json()["info"]["role"]) == (201, Role.USER)
+    text = made.json()["token"]
+    assert api.get("/api/v1/jobs", by=text).status_code == 200
+    listed = api.get("/api/v1/tokens")
+    assert text not in listed.text
+    assert "ci" in [token["name"] for token in listed.json()]
+    assert api.request("DELETE", "/api/v1/tokens/ci").status_code == 200
+    assert api.get("/api/v1/jobs", by=text).status_code == 401
+    assert api.request("DELETE", "/api/v1/tokens/none").status_code == 404
+
+
+def test_the_audit_says_who_did_what_from_where_and_what_came_of_it(api: Api) -> None:
+    api.door.put(adas_job())
+    api.post("/api/v1/jobs", by="user", json={"spec": SPEC, "job_id": "a"}, headers={"X-Request-ID": "r1"})
+    api.post("/api/v1/jobs", by="user", json={"spec": {}})
+    api.post("/api/v1/jobs/digits-ab12cd/stop", by="other")
+    api.post("/api/v1/jobs/digits-ab12cd/stop", by="viewer")
+    api.get("/api/v1/jobs")
+    found = [
+        (e["user"], e["action"], e["target"], e["status"]) for e in api.get("/api/v1/audit").json()["entries"]
+    ]
+    assert found == [
+        ("ada", "submit", "a", 201),
+        ("ada", "submit", "", 422),
+        ("bob", "stop", "digits-ab12cd", 404),
+        ("vera", "stop", "digits-ab12cd", 403),
+    ]
+    first = api.door.audited[0]
+    assert (first.origin, first.request_id, first.token) == ("10.0.0.9", "r1", "user")
+    page = api.get("/api/v1/audit?limit=3").json()
+    assert (len(page["entries"]), page["next"]) == (3, 3)
+
+
+def test_a_job_shows_its_instances(api: Api) -> None:
+    api.door.put(adas_job(reason=Reason.STARTED))
+    names = [item["name"] for item in api.get("/api/v1/jobs/digits-ab12cd/instances").json()]
+    assert names == ["master-0", "worker-0"]

@@ -1,0 +1,250 @@
+"""The server on real sockets: who is slow, who comes with TLS, and what `raycontrol serve` says before it begins."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import ipaddress
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from raycontrol import cli
+from raycontrol.access import Role
+from raycontrol.api.app import Config
+from raycontrol.api.limits import Limits
+from raycontrol.api.server import Listen, make_server, serve
+from raycontrol.cli.output import Output
+from raycontrol.cli.serve import exposure, refuse_elsewhere, token_place, write_private
+from raycontrol.cli.services import Services
+from raycontrol.errors import UsageError
+from raycontrol.settings import Settings
+from raycontrol.status import JobState
+from tests.api.fakes import FakeDoor, adas_job, until, write_log
+
+LOCAL = Listen("127.0.0.1", 0)
+
+
+@contextmanager
+def running(home: Path, door: FakeDoor, listen: Listen = LOCAL, **limits: Any) -> Iterator[str]:
+    """Give the URL of a server that runs in a thread."""
+    urls: list[str] = []
+    config = Config(home, limits=Limits(**limits))
+    server = make_server(lambda: door, config, listen, urls.append)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: urls, "the server")
+    try:
+        yield urls[0]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture
+def door() -> FakeDoor:
+    found = FakeDoor()
+    found.put(adas_job(JobState.SUCCEEDED))
+    return found
+
+
+def connect(url: str, **options: Any) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10, **options)
+
+
+def test_a_server_answers_and_its_streams_end_with_it(tmp_path: Path, door: FakeDoor) -> None:
+    token = door.let_in("root", "root", Role.ADMIN)
+    door.put(adas_job(JobState.RUNNING))
+    write_log(tmp_path, b"one\n")
+    headers = {"Authorization": f"Bearer {token}"}
+    follow = "/api/v1/jobs/digits-ab12cd/logs/worker-0?follow=1"
+    with running(tmp_path, door) as url, httpx.Client(base_url=url, headers=headers, timeout=20) as client:
+        answer = client.get("/api/v1/jobs")
+        assert [job["id"] for job in answer.json()["jobs"]] == ["digits-ab12cd"]
+        assert "server" not in answer.headers
+        with client.stream("GET", follow) as stream:
+            lines = stream.iter_lines()
+            assert "data: one" in [next(lines) for _ in range(5)]
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(tmp_path: Path, door: FakeDoor) -> None:
+    with running(tmp_path, door, request_s=0.2) as url, connect(url) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localh")
+        assert client.recv(100) == b""
+
+
+def test_a_second_head_that_does_not_come_is_not_waited_for_either(tmp_path: Path, door: FakeDoor) -> None:
+    with running(tmp_path, door, request_s=0.3) as url, connect(url) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
+        received = b""
+        while piece := client.recv(1000):
+            received += piece
+        assert received.count(b"HTTP/1.1 200") == 1
+
+
+def test_who_takes_nothing_of_an_answer_is_cut_off(tmp_path: Path, door: FakeDoor) -> None:
+    token = door.let_in("root", "root", Role.ADMIN)
+    write_log(tmp_path, b"x" * (32 << 20))
+    request = f"GET /api/v1/jobs/digits-ab12cd/logs/worker-0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    with running(tmp_path, door, write_s=0.3) as url, connect(url) as client:
+        client.sendall(request.encode())
+        until(lambda: cut_off(client), "the end of the connection")
+        assert received_of(client) < 32 << 20
+
+
+def cut_off(client: socket.socket) -> bool:
+    """Whether the other side has ended the connection, without taking anything of what it sent."""
+    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    established = 1
+    return info[0] != established
+
+
+def received_of(client: socket.socket) -> int:
+    count = 0
+    try:
+        while piece := client.recv(1 << 20):
+            count += len(piece)
+    except ConnectionResetError:
+        pass
+    return count
+
+
+def test_half_a_body_leaves_no_job(tmp_path: Path, door: FakeDoor) -> None:
+    token = door.let_in("root", "root", Role.ADMIN)
+    head = (
+        f"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    )
+    with running(tmp_path, door) as url:
+        with connect(url) as client:
+            client.sendall(head.encode() + b'{"spec": {"command": "true"}}')
+        answer = httpx.get(f"{url}/api/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+        assert [job["id"] for job in answer.json()["jobs"]] == ["digits-ab12cd"]
+    assert door.submissions == {}
+
+
+def test_tls_is_served_with_a_certificate(tmp_path: Path, door: FakeDoor) -> None:
+    cert, key = certificate(tmp_path)
+    listen = Listen("127.0.0.1", 0, str(cert), str(key))
+    with running(tmp_path, door, listen) as url:
+        assert url.startswith("https://127.0.0.1:")
+        assert (
+            httpx.get(f"{url}/healthz", verify=ssl.create_default_context(cafile=str(cert))).status_code
+            == 200
+        )
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of 127.0.0.1 that signs itself, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(hours=1))
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    signed = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False).sign(
+        key, hashes.SHA256()
+    )
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, none))
+    return cert_file, key_file
+
+
+def test_a_port_in_use_is_told(tmp_path: Path, door: FakeDoor) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot serve at http://127.0.0.1:{port}"):
+            serve(lambda: door, Config(tmp_path), Listen("127.0.0.1", port), lambda url: None)
+
+
+def test_a_certificate_that_is_none_is_told(tmp_path: Path, door: FakeDoor) -> None:
+    (tmp_path / "cert.pem").write_text("none")
+    listen = Listen("127.0.0.1", 0, str(tmp_path / "cert.pem"), str(tmp_path / "missing.pem"))
+    with pytest.raises(UsageError, match=r"cannot serve at https://127\.0\.0\.1:0"):
+        serve(lambda: door, Config(tmp_path), listen, lambda url: None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--host", "0.0.0.0"],
+        ["--host", "::"],
+        ["--host", "10.0.0.1"],
+        ["--host", "head"],
+        ["--tls-cert", "x"],
+    ],
+)
+def test_an_open_address_without_tls_is_refused(arguments: list[str]) -> None:
+    stderr = io.StringIO()
+    assert cli.invoke(["serve", *arguments], Services(Output(io.StringIO(), stderr))) == 2
+    assert "--tls-cert and --tls-key" in stderr.getvalue()
+
+
+def test_an_open_address_is_taken_with_tls_or_on_ones_word() -> None:
+    assert Listen("0.0.0.0", 8642, insecure_http=True).url == "http://0.0.0.0:8642"
+    assert Listen("::1", 8642).url == "http://[::1]:8642"
+    assert Listen("head", 8642, "cert", "key").url == "https://head:8642"
+
+
+def test_the_first_server_makes_a_token_and_the_next_ones_use_it(tmp_path: Path) -> None:
+    door, settings = FakeDoor(), Settings(home=str(tmp_path), user="ada")
+    path = tmp_path / "serve.token"
+    assert token_place(door, settings) == f"{path} (an admin's, made now)"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (info,) = door.tokens()
+    assert (info.name, info.role, info.user, info.expires_at) == ("serve", Role.ADMIN, "ada", None)
+    text = path.read_text()
+    assert token_place(door, settings) == f"{path} (an admin's)"
+    assert path.read_text() == text
+    door.revoke_token("serve")
+    assert token_place(door, settings) == "make one with `raycontrol token create NAME --role ROLE`"
+
+
+def test_a_private_file_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    other = tmp_path / "other"
+    other.write_text("theirs")
+    path.symlink_to(other)
+    write_private(path, "mine")
+    assert (path.read_text(), other.read_text(), path.is_symlink()) == ("mine\n", "theirs", False)
+
+
+def test_a_cluster_that_others_can_reach_past_the_server_is_told() -> None:
+    said = exposure("10.0.0.5:6379", {})
+    assert said is not None
+    assert said.startswith("the Ray cluster itself listens at 10.0.0.5:6379 without authentication")
+    assert exposure("10.0.0.5:6379", {"RAY_AUTH_MODE": "token"}) is None
+    assert exposure("127.0.0.1:6379", {}) is None
+
+
+def test_a_server_runs_where_the_files_are(tmp_path: Path) -> None:
+    facts = {"host": "head", "home": str(tmp_path)}
+    refuse_elsewhere(facts, "head", tmp_path)
+    with pytest.raises(UsageError, match="on head"):
+        refuse_elsewhere(facts, "laptop", tmp_path)
+    with pytest.raises(UsageError, match="set RAYCONTROL_HOME to it"):
+        refuse_elsewhere(facts, "head", tmp_path / "other")
+
+
+def test_an_address_cannot_be_made_up(tmp_path: Path, door: FakeDoor) -> None:
+    statuses = []
+    with running(tmp_path, door, failures_burst=2, failures_per_s=0.01) as url:
+        for number in range(3):
+            headers = {"Authorization": "Bearer no", "X-Forwarded-For": f"10.0.0.{number}"}
+            statuses.append(httpx.get(f"{url}/api/v1/jobs", headers=headers).status_code)
+    assert statuses == [401, 401, 429]
