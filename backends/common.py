@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from raycontrol import rdma
 from raycontrol.backends.contract import Environment
@@ -24,11 +25,11 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
     """Return a mode's plan with what does not depend on the mode. What the mode or the user has set stays as it is."""
     gang = members(spec)
     decision = rdma.decide(spec, gang, facts)
-    network = rdma.variables(spec, gang, facts, decision)
+    network = rdma.variables(gang, facts, decision)
     shared = tuple(_shared_gpus(spec, gang, facts))
     known = all(fact.hardware is not None for fact in facts)
     found = {
-        member.name: {**network[member.name], **_share(member, fact)}
+        member.name: {**_told(network[member.name]), **_share(member, fact)}
         for member, fact in zip(gang, facts, strict=True)
     }
     return replace(
@@ -42,7 +43,7 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
         },
         rdma=decision,
         warnings=(*plan.warnings, *shared),
-        notes=(*rdma.remarks(facts, decision), *shared) if known else (),
+        notes=(*rdma.remarks(facts, decision), *shared, *_gpu_problems(gang, facts)) if known else (),
     )
 
 
@@ -55,12 +56,23 @@ def advised(cause: Cause | None, lines: Sequence[str]) -> Cause | None:
     return cause
 
 
-def _texts(values: dict[str, Value]) -> Environment:
+class Told(NamedTuple):
+    """A variable's value, and where it comes from in words."""
+
+    text: str
+    origin: str
+
+
+def _told(values: Mapping[str, Value]) -> dict[str, Told]:
+    return {name: Told(value.text, value.origin) for name, value in values.items()}
+
+
+def _texts(values: Mapping[str, Told]) -> Environment:
     return {name: value.text for name, value in values.items()}
 
 
 def _origins(
-    values: Mapping[str, Value], variables: Mapping[str, str | None], member: Member
+    values: Mapping[str, Told], variables: Mapping[str, str | None], member: Member
 ) -> dict[str, str]:
     """Say where the variables come from that are in the environment in the end."""
     origins = {name: value.origin for name, value in values.items()}
@@ -73,7 +85,7 @@ def _origins(
 # Shares of a GPU.
 
 
-def _share(member: Member, fact: Facts) -> dict[str, Value]:
+def _share(member: Member, fact: Facts) -> dict[str, Told]:
     """Return what frameworks understand to stay within a fraction of a GPU (docs/gpus.md says what each enforces)."""
     gpu = member.resources.gpu
     if not 0 < gpu < 1:
@@ -82,14 +94,19 @@ def _share(member: Member, fact: Facts) -> dict[str, Value]:
     texts = {
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3g}",
-        **_allocator(share, fact),
+        **_allocator(share, member, fact),
         **_mps(share, fact),
     }
-    return {name: Value(text, f"a share of {gpu:g} GPU") for name, text in texts.items()}
+    return {name: Told(text, f"a share of {gpu:g} GPU") for name, text in texts.items()}
 
 
-def _allocator(share: float, fact: Facts) -> dict[str, str]:
-    """PyTorch refuses options that it does not know, so that only a version that has this one is given it."""
+def _allocator(share: float, member: Member, fact: Facts) -> dict[str, str]:
+    """PyTorch refuses options that it does not know, so that only a version that has this one is given it.
+
+    It would not look at the older name of the variable any more, which many jobs set.
+    """
+    if member.env.get("PYTORCH_CUDA_ALLOC_CONF") is not None:
+        return {}
     installed = fact.hardware.torch if fact.hardware is not None else None
     version = re.match(r"(\d+)\.(\d+)", installed or "")
     if version is None or (int(version[1]), int(version[2])) < TORCH_WITH_FRACTION:
@@ -106,6 +123,18 @@ def _mps(share: float, fact: Facts) -> dict[str, str]:
     if hardware.gpu_memory:
         limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={int(share * hardware.gpu_memory) >> 20}M"
     return limits
+
+
+# What is wrong with GPUs.
+
+
+def _gpu_problems(gang: Sequence[Member], facts: Sequence[Facts]) -> Iterator[str]:
+    problems: dict[str, list[str]] = {}
+    for member, fact in zip(gang, facts, strict=True):
+        if member.resources.gpu > 0 and fact.hardware is not None and fact.hardware.gpu_problem is not None:
+            problems.setdefault(fact.hardware.gpu_problem, []).append(fact.node_name)
+    for problem, nodes in problems.items():
+        yield f"GPUs on {rdma.some(list(dict.fromkeys(nodes)))}: {problem}"
 
 
 # Ranks that share a GPU.
@@ -131,10 +160,14 @@ def _share_verb(facts: Sequence[Facts]) -> str:
 
 def _sharers(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return two instances with a GPU in common: seen where facts are known, else possible by the placement."""
-    fractions = [member for member in gang if 0 < member.resources.gpu < 1]
     if any(fact.hardware is None for fact in facts):
-        may = spec.placement is Placement.PACK and len(fractions) > 1
-        return (fractions[0].name, fractions[1].name) if may else ()
+        shares = sorted((m for m in gang if 0 < m.resources.gpu < 1), key=lambda m: m.resources.gpu)[:2]
+        may = (
+            spec.placement is Placement.PACK
+            and len(shares) == 2
+            and sum(m.resources.gpu for m in shares) <= 1
+        )
+        return (shares[0].name, shares[1].name) if may else ()
     holders: dict[tuple[str, str], str] = {}
     for fact in facts:
         for gpu in fact.gpus:
