@@ -13,10 +13,18 @@ from raycontrol.plan import Cause, Facts, Plan
 from raycontrol.rdma import Value
 from raycontrol.spec import JobSpec, Member, Mode, Placement, members
 
-DUPLICATE_GPU = "Duplicate GPU detected"
 TORCH_WITH_FRACTION = (2, 10)
 """The first PyTorch whose allocator takes a fraction from the environment (https://github.com/pytorch/pytorch/pull/161035)."""
 GLOO = "NCCL refuses that; use gloo (`init_process_group('gloo')`, `horovodrun --gloo`), or whole GPUs"
+SYMPTOMS = (
+    (re.compile(r"Duplicate GPU detected"), f"two ranks of the job were on one GPU: {GLOO}"),
+    (
+        re.compile(r"connect \[127\.0\.\d+\.\d+\]:\d+: Connection refused"),
+        "Gloo asked a host for the address of its own name and got one of 127.0.0.0/8, where no other host gets: name the "
+        "nodes' real addresses in /etc/hosts, or use the Horovod that scripts/build-horovod makes, which does not ask",
+    ),
+)
+"""What any mode's program may have run into, as its log has it, and what to do."""
 ORIGINS = re.compile(r"(NCCL|GLOO|TP|TCCL)_|CUDA_MPS_|\w*_if_include$|HYDRA_IFACE$|HOROVOD_GLOO_IFACE$")
 """Variables about network and GPUs, of which a plan says where they come from."""
 
@@ -51,9 +59,9 @@ def advised(cause: Cause | None, lines: Sequence[str]) -> Cause | None:
     """Return what a mode has read in the last lines, with advice on what any mode's program may have run into."""
     if cause is not None and cause.advice is not None:
         return cause
-    if any(DUPLICATE_GPU in line for line in lines):
-        return replace(cause or Cause(), advice=f"two ranks of the job were on one GPU: {GLOO}")
-    return cause
+    text = "\n".join(lines)
+    found = next((advice for symptom, advice in SYMPTOMS if symptom.search(text)), None)
+    return cause if found is None else replace(cause or Cause(), advice=found)
 
 
 class Told(NamedTuple):

@@ -135,3 +135,14 @@ def test_a_duplicate_gpu_in_the_log_becomes_advice(mode: Mode) -> None:
     ]
     assert explain(mode, lines) == Cause(advice=f"two ranks of the job were on one GPU: {GLOO}")
     assert explain(mode, ["nothing of the kind"]) is None
+
+
+def test_a_name_that_means_loopback_becomes_advice() -> None:
+    lines = [
+        "[2]<stderr>:  what():  [/src/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:17844: Connection refused",
+        "Process name: 2",
+        "Exit code: 255",
+    ]
+    cause = explain(Mode.HOROVOD, lines)
+    assert cause is not None and (cause.rank, cause.exit_code) == (2, 255)
+    assert (cause.advice or "").startswith("Gloo asked a host for the address of its own name")
