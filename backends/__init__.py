@@ -40,11 +40,11 @@ def make_plan(spec: JobSpec, brief: Brief, facts: tuple[Facts, ...]) -> Plan:
     """Return the plan of one attempt from the facts of all its instances, in the order of INDEX; raises PlanError."""
     try:
         plan: Plan = _backend(spec.mode).plan(spec, brief, facts)
-        return common.completed(plan, spec, facts)
     except KeyError as missing:  # as when another version of raycontrol has prepared the instances
         raise PlanError(
             f"mode {spec.mode} needs a port for {missing}, which an instance has not reported"
         ) from None
+    return common.completed(plan, spec, facts)
 
 
 def leases(mode: Mode, member: Member) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from raycontrol import rdma
 from raycontrol.backends.contract import Environment
@@ -12,10 +13,18 @@ from raycontrol.plan import SECRET, Cause, Facts, Plan
 from raycontrol.rdma import Value
 from raycontrol.spec import JobSpec, Member, Mode, Placement, members
 
-DUPLICATE_GPU = "Duplicate GPU detected"
 TORCH_WITH_FRACTION = (2, 10)
 """The first PyTorch whose allocator takes a fraction from the environment (https://github.com/pytorch/pytorch/pull/161035)."""
 GLOO = "NCCL refuses that; use gloo (`init_process_group('gloo')`, `horovodrun --gloo`), or whole GPUs"
+SYMPTOMS = (
+    (re.compile(r"Duplicate GPU detected"), f"two ranks of the job were on one GPU: {GLOO}"),
+    (
+        re.compile(r"connect \[127\.0\.\d+\.\d+\]:\d+: Connection refused"),
+        "Gloo asked a host for the address of its own name and got one of 127.0.0.0/8, where no other host gets: name the "
+        "nodes' real addresses in /etc/hosts, or use the Horovod that scripts/build-horovod makes, which does not ask",
+    ),
+)
+"""What any mode's program may have run into, as its log has it, and what to do."""
 ORIGINS = re.compile(r"(NCCL|GLOO|TP|TCCL)_|CUDA_MPS_|\w*_if_include$|HYDRA_IFACE$|HOROVOD_GLOO_IFACE$")
 """Variables about network and GPUs, of which a plan says where they come from."""
 
@@ -24,13 +33,13 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
     """Return a mode's plan with what does not depend on the mode. What the mode or the user has set stays as it is."""
     gang = members(spec)
     decision = rdma.decide(spec, gang, facts)
-    network = rdma.variables(spec, gang, facts, decision)
+    network = rdma.variables(gang, facts, decision)
     shared = tuple(_shared_gpus(spec, gang, facts))
     known = all(fact.hardware is not None for fact in facts)
     secret: Environment = dict.fromkeys(spec.secret_env, SECRET)
     origins = dict.fromkeys(spec.secret_env, "secret_env")
     found = {
-        member.name: {**network[member.name], **_share(member, fact)}
+        member.name: {**_told(network[member.name]), **_share(member, fact)}
         for member, fact in zip(gang, facts, strict=True)
     }
     return replace(
@@ -45,7 +54,7 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
         },
         rdma=decision,
         warnings=(*plan.warnings, *shared),
-        notes=(*rdma.remarks(facts, decision), *shared) if known else (),
+        notes=(*rdma.remarks(facts, decision), *shared, *_gpu_problems(gang, facts)) if known else (),
         secret_env=tuple(spec.secret_env),
     )
 
@@ -54,17 +63,28 @@ def advised(cause: Cause | None, lines: Sequence[str]) -> Cause | None:
     """Return what a mode has read in the last lines, with advice on what any mode's program may have run into."""
     if cause is not None and cause.advice is not None:
         return cause
-    if any(DUPLICATE_GPU in line for line in lines):
-        return replace(cause or Cause(), advice=f"two ranks of the job were on one GPU: {GLOO}")
-    return cause
+    text = "\n".join(lines)
+    found = next((advice for symptom, advice in SYMPTOMS if symptom.search(text)), None)
+    return cause if found is None else replace(cause or Cause(), advice=found)
 
 
-def _texts(values: dict[str, Value]) -> Environment:
+class Told(NamedTuple):
+    """A variable's value, and where it comes from in words."""
+
+    text: str
+    origin: str
+
+
+def _told(values: Mapping[str, Value]) -> dict[str, Told]:
+    return {name: Told(value.text, value.origin) for name, value in values.items()}
+
+
+def _texts(values: Mapping[str, Told]) -> Environment:
     return {name: value.text for name, value in values.items()}
 
 
 def _origins(
-    values: Mapping[str, Value], variables: Mapping[str, str | None], member: Member
+    values: Mapping[str, Told], variables: Mapping[str, str | None], member: Member
 ) -> dict[str, str]:
     """Say where the variables come from that are in the environment in the end."""
     origins = {name: value.origin for name, value in values.items()}
@@ -77,7 +97,7 @@ def _origins(
 # Shares of a GPU.
 
 
-def _share(member: Member, fact: Facts) -> dict[str, Value]:
+def _share(member: Member, fact: Facts) -> dict[str, Told]:
     """Return what frameworks understand to stay within a fraction of a GPU (docs/gpus.md says what each enforces)."""
     gpu = member.resources.gpu
     if not 0 < gpu < 1:
@@ -86,14 +106,19 @@ def _share(member: Member, fact: Facts) -> dict[str, Value]:
     texts = {
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3g}",
-        **_allocator(share, fact),
+        **_allocator(share, member, fact),
         **_mps(share, fact),
     }
-    return {name: Value(text, f"a share of {gpu:g} GPU") for name, text in texts.items()}
+    return {name: Told(text, f"a share of {gpu:g} GPU") for name, text in texts.items()}
 
 
-def _allocator(share: float, fact: Facts) -> dict[str, str]:
-    """PyTorch refuses options that it does not know, so that only a version that has this one is given it."""
+def _allocator(share: float, member: Member, fact: Facts) -> dict[str, str]:
+    """PyTorch refuses options that it does not know, so that only a version that has this one is given it.
+
+    It would not look at the older name of the variable any more, which many jobs set.
+    """
+    if member.env.get("PYTORCH_CUDA_ALLOC_CONF") is not None:
+        return {}
     installed = fact.hardware.torch if fact.hardware is not None else None
     version = re.match(r"(\d+)\.(\d+)", installed or "")
     if version is None or (int(version[1]), int(version[2])) < TORCH_WITH_FRACTION:
@@ -110,6 +135,18 @@ def _mps(share: float, fact: Facts) -> dict[str, str]:
     if hardware.gpu_memory:
         limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={int(share * hardware.gpu_memory) >> 20}M"
     return limits
+
+
+# What is wrong with GPUs.
+
+
+def _gpu_problems(gang: Sequence[Member], facts: Sequence[Facts]) -> Iterator[str]:
+    problems: dict[str, list[str]] = {}
+    for member, fact in zip(gang, facts, strict=True):
+        if member.resources.gpu > 0 and fact.hardware is not None and fact.hardware.gpu_problem is not None:
+            problems.setdefault(fact.hardware.gpu_problem, []).append(fact.node_name)
+    for problem, nodes in problems.items():
+        yield f"GPUs on {rdma.some(list(dict.fromkeys(nodes)))}: {problem}"
 
 
 # Ranks that share a GPU.
@@ -135,10 +172,14 @@ def _share_verb(facts: Sequence[Facts]) -> str:
 
 def _sharers(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return two instances with a GPU in common: seen where facts are known, else possible by the placement."""
-    fractions = [member for member in gang if 0 < member.resources.gpu < 1]
     if any(fact.hardware is None for fact in facts):
-        may = spec.placement is Placement.PACK and len(fractions) > 1
-        return (fractions[0].name, fractions[1].name) if may else ()
+        shares = sorted((m for m in gang if 0 < m.resources.gpu < 1), key=lambda m: m.resources.gpu)[:2]
+        may = (
+            spec.placement is Placement.PACK
+            and len(shares) == 2
+            and sum(m.resources.gpu for m in shares) <= 1
+        )
+        return (shares[0].name, shares[1].name) if may else ()
     holders: dict[tuple[str, str], str] = {}
     for fact in facts:
         for gpu in fact.gpus:

@@ -62,6 +62,7 @@ class NoNodeActor(RaycontrolError):
 class InstanceActor(Instance):
     def __init__(self, seed: Seed) -> None:
         context = ray.get_runtime_context()
+        node = _own_node()
         super().__init__(
             Identity(
                 job_id=seed.job_id,
@@ -69,12 +70,12 @@ class InstanceActor(Instance):
                 attempt_id=seed.attempt_id,
                 instance=seed.instance,
                 mode=seed.mode,
-                ip=str(_own_node()["NodeManagerAddress"]),
-                node_name=node_name(_own_node()),
+                ip=str(node["NodeManagerAddress"]),
+                node_name=node_name(node),
                 scratch=_scratch(),
                 raylet_pid=_raylet_pid(),
                 gpus=tuple(context.get_accelerator_ids()["GPU"]),
-                node_gpus=float(_own_node()["Resources"].get("GPU", 0.0)),
+                node_gpus=float(node["Resources"].get("GPU", 0.0)),
             ),
             RayLinks(seed, context.get_node_id()),
         )

@@ -163,8 +163,8 @@ class RayCluster:
         node_id: str = ray.get_runtime_context().get_node_id()  # the controller's actor is pinned to the head
         return node_id
 
-    async def facts(self, node_id: str) -> NodeFacts:
-        found: NodeFacts = await result_of((await _node_actor(node_id)).facts.remote())
+    async def facts(self, node_id: str, anew: bool) -> NodeFacts:
+        found: NodeFacts = await result_of((await _node_actor(node_id)).facts.remote(anew))
         return found
 
     async def look_up(self, node_id: str, ips: Sequence[str], limit_s: float) -> tuple[Lookup, ...]:
@@ -237,10 +237,11 @@ def existing_controller() -> Any | None:
         return None
 
 
-def servants() -> list[Any]:
-    """Return the actors that serve all jobs beside the controller: the archive's and the nodes'."""
-    names = [name for name in _actor_names() if name == ARCHIVE or name.startswith(node_actor_name(""))]
-    return [ray.get_actor(name, namespace=NAMESPACE) for name in names]
+def renew_servants() -> None:
+    """End the processes of the archive and of the nodes' actors; Ray starts them again, and repeats calls under way."""
+    for name in _actor_names():
+        if name == ARCHIVE or name.startswith(node_actor_name("")):
+            _kill_actor(name, no_restart=False)
 
 
 def cluster_address() -> str:
@@ -288,9 +289,9 @@ def _group_named(name: str) -> PlacementGroup | None:
     return group
 
 
-def _kill_actor(name: str) -> None:
+def _kill_actor(name: str, no_restart: bool = True) -> None:
     try:
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=no_restart)
     except ValueError:
         pass  # it is gone already
 

@@ -125,11 +125,10 @@ class Session:
         """
         import ray
 
-        from raycontrol.cluster import existing_controller, servants
+        from raycontrol.cluster import existing_controller, renew_servants
 
         handle = existing_controller()
-        for servant in servants():
-            ray.kill(servant, no_restart=False)
+        renew_servants()
         if handle is not None:
             former = self._pid(handle)
             ray.kill(handle, no_restart=False)

@@ -22,6 +22,7 @@ from raycontrol.hardware import (
     NodeInfo,
     RdmaPort,
     essentials,
+    foreign,
 )
 from raycontrol.status import Model, Word
 
@@ -212,12 +213,7 @@ def _mig(patient: Patient) -> Finding:
 
 
 def _foreign(patient: Patient) -> Finding:
-    found = [
-        f"{process.name} (pid {process.pid}) on GPU {gpu.index}"
-        for gpu in patient.facts.gpus
-        for process in gpu.processes
-        if process.attempt_id is None
-    ]
+    found = foreign(patient.facts)
     if not found:
         return _ok("none")
     return _warn(

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from raycontrol import backends, lifecycle, placement
+from raycontrol import backends, lifecycle, placement, rdma
 from raycontrol.events import (
     CarryOutStage,
     Command,
@@ -78,8 +78,8 @@ class Cluster(Protocol):
     async def head_id(self) -> str:
         """Return the id of the head node, where this controller runs."""
 
-    async def facts(self, node_id: str) -> NodeFacts:
-        """Return what a node's actor finds there now."""
+    async def facts(self, node_id: str, anew: bool) -> NodeFacts:
+        """Return what a node's actor finds there now; with ``anew`` it also looks again for what is installed."""
 
     async def look_up(self, node_id: str, ips: Sequence[str], limit_s: float) -> tuple[Lookup, ...]:
         """Return how long names of these addresses take to find on a node, ``limit_s`` seconds at most."""
@@ -185,13 +185,14 @@ class Duties:
 
 def _preparation(job: Job, name: str) -> Preparation:
     member = next(item for item in members(job.spec) if item.name == name)
-    idle_s = job.spec.timeouts.idle_gpu_warn_s
+    settled = job.spec.settled(Site())  # a job of an older version was not settled when it was submitted
     return Preparation(
         package=job.package,
         leases=backends.leases(job.spec.mode, member),
         ssh=serves_ssh(job.spec),
         ray_node=member.resources if job.spec.mode is Mode.RAY else None,
-        idle_gpu_warn_s=Site().idle_gpu_warn_s if idle_s is None else idle_s,
+        idle_gpu_warn_s=settled.timeouts.idle_gpu_warn_s or 0.0,
+        rdma=rdma.may_be_used(job.spec),
     )
 
 

@@ -252,7 +252,8 @@ class Essentials:
 
     ``gpus`` counts those of the whole node (the larger of Ray's count and the driver's); ``foreign`` names programs on
     them that are not of raycontrol; ``memlock`` is the hard limit on locked memory (-1: unlimited); ``gpu_memory``
-    the least memory of one of its GPUs in bytes, 0 where it is not known.
+    the least memory of one of its GPUs in bytes, 0 where it is not known; ``gpu_problem`` is why the driver cannot be
+    asked. ``foreign``, ``interfaces`` (those with addresses) and ``hcas`` are empty for a job that will not use RDMA.
     """
 
     gpus: float = 0.0
@@ -264,25 +265,33 @@ class Essentials:
     gpu_memory: int = 0
     mps: bool = False
     torch: str | None = None
+    gpu_problem: str | None = None
 
 
-def essentials(node: NodeFacts, ray_gpus: float) -> Essentials:
-    """Return what a plan needs of a node that has so many GPUs by Ray's count."""
+def essentials(node: NodeFacts, ray_gpus: float, *, network: bool = True) -> Essentials:
+    """Return what a plan needs of a node that has so many GPUs by Ray's count; without ``network`` nothing of RDMA."""
+    addressed = (interface.name for interface in node.interfaces if interface.addresses)
     return Essentials(
         gpus=max(ray_gpus, float(len(node.gpus))),
-        foreign=tuple(
-            f"{process.name} (pid {process.pid}) on GPU {gpu.index}"
-            for gpu in node.gpus
-            for process in gpu.processes
-            if process.attempt_id is None
-        ),
-        interfaces=tuple(interface.name for interface in node.interfaces),
+        foreign=foreign(node) if network else (),
+        interfaces=tuple(addressed) if network else (),
         verbs=node.verbs is not None,
-        hcas=tuple(_hca(port, _addresses(node)) for port in node.rdma),
+        hcas=tuple(_hca(port, _addresses(node)) for port in node.rdma) if network else (),
         memlock=node.memlock.hard,
         gpu_memory=min((gpu.memory_bytes for gpu in node.gpus), default=0),
         mps=node.driver.mps,
         torch=node.torch,
+        gpu_problem=node.driver.problem,
+    )
+
+
+def foreign(node: NodeFacts) -> tuple[str, ...]:
+    """Return the programs on the node's GPUs that are no part of a raycontrol job: ``python (pid 4711) on GPU 3``."""
+    return tuple(
+        f"{process.name} (pid {process.pid}) on GPU {gpu.index}"
+        for gpu in node.gpus
+        for process in gpu.processes
+        if process.attempt_id is None
     )
 
 

@@ -37,7 +37,7 @@ from raycontrol.events import (
 )
 from raycontrol.gate import Outcome
 from raycontrol.gatekeeper import Gatekeeper
-from raycontrol.hardware import SLOW_LOOKUP_S, Essentials, NodeFacts, essentials
+from raycontrol.hardware import SLOW_LOOKUP_S, NodeFacts, essentials
 from raycontrol.job import Ended
 from raycontrol.logs import tail
 from raycontrol.lookups import LOOKUP_S, look_up
@@ -69,8 +69,6 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.2
 REPORT_RETRY_MAX_S = 5.0
 SHIP_LIMIT_S = 20.0
-NODE_FACTS_S = 60.0
-"""Without persistence mode a GPU driver takes seconds for each GPU when nobody has used it for a while."""
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
@@ -108,14 +106,16 @@ class Preparation:
     """What an instance needs before the plan is made: the packed working directory, ports of its node, an ssh endpoint.
 
     ``ray_node``: what a Ray node of the job's own, which the instance will start, may use of the machine. A GPU of the
-    instance that has been idle for ``idle_gpu_warn_s`` seconds while its runs live is told of (0: never).
+    instance that has been idle for ``idle_gpu_warn_s`` seconds while its runs live is told of (0: never). ``rdma``: the job
+    may come to use RDMA, so that its plan needs to know the node's ports and interfaces.
     """
 
     package: str | None
     leases: tuple[str, ...]
     ssh: bool = False
     ray_node: Resources | None = None
-    idle_gpu_warn_s: float = 600.0
+    idle_gpu_warn_s: float = 0.0
+    rdma: bool = False
 
 
 class Links(Protocol):
@@ -282,7 +282,7 @@ class Instance:
         ports = {"probe": str(self._probe.sockets[0].getsockname()[1])}
         for purpose in order.leases:
             ports[purpose] = str(await self._links.lease_port(purpose))
-        code_dir, hardware = await asyncio.gather(self._links.code_dir(order.package), self._hardware())
+        code_dir, node = await asyncio.gather(self._links.code_dir(order.package), self._links.node_facts())
         facts = Facts(
             instance=me.instance,
             ip=me.ip,
@@ -297,25 +297,11 @@ class Instance:
             python=sys.executable,
             package_dir=str(Path(__file__).parent),
             root=os.geteuid() == 0,
-            hardware=hardware,
+            hardware=essentials(node, me.node_gpus, network=order.rdma),
         )
         if order.ray_node is not None:
             facts = await asyncio.to_thread(self._with_room_for_ray, facts, order.ray_node)
         return await self._open_ssh(facts) if order.ssh else facts
-
-    async def _hardware(self) -> Essentials:
-        """Return what this node is made of. A GPU driver that hangs ends jobs that have GPUs, and harms no others."""
-        me = self._identity
-        try:
-            node = await asyncio.wait_for(self._links.node_facts(), NODE_FACTS_S)
-        except asyncio.TimeoutError:
-            if me.gpus:
-                raise NotReadyError(
-                    f"{me.node_name} did not say what it is made of within {NODE_FACTS_S:g} s; "
-                    "does `nvidia-smi` answer there?"
-                ) from None
-            return Essentials()
-        return essentials(node, me.node_gpus)
 
     def _with_room_for_ray(self, facts: Facts, resources: Resources) -> Facts:
         """Make a folder for Ray's sockets and say how much memory a Ray node here may have."""
@@ -427,7 +413,6 @@ class Instance:
                 mark=self._identity.attempt_id,
             )
         )
-        self._sample(started)
         if run.service:
             self._services[run.name] = started
             self._exits.append(self._start(self._await_service(run.name, started)))
@@ -437,6 +422,7 @@ class Instance:
             self._exits.append(self._start(self._await_exit(run.name, started)))
         if self._stopping:  # a stop that came while the run was being started has not seen it
             self._start(started.stop(self._grace_s, "stopped while starting"))
+        self._sample(started)
 
     def _sample(self, running: process.Process) -> None:
         if self._sampler is not None:
@@ -508,8 +494,8 @@ class Instance:
                 stdio=stdio,
             )
         )
-        self._sample(session)
         self._start(_forget(session, folder))
+        self._sample(session)
         return session
 
     def _world_broken(self, world: str, message: str, at: float | None = None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raycontrol import backends, rdma, transports
 from raycontrol.errors import PlanError, UsageError
-from raycontrol.plan import Brief, Cause, Facts, Plan
+from raycontrol.plan import Brief, Cause, Facts, Plan, RdmaUse
 from raycontrol.spec import JobSpec
 from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Reason, Variable, Verdict
 
@@ -150,7 +150,7 @@ def plan_of(job: Job) -> Plan:
     """Return the plan of the current attempt; raises PlanError while facts are missing.
 
     It is asked for at every event; the plans of the last attempts are remembered by the very objects they were
-    made of, which are kept, so that no other object can take their place.
+    made of, which are kept, so that no other object can take their place. Only for the thread that advances jobs.
     """
     facts = tuple(_known(item) for item in job.instances)
     key = (id(job.spec), job.brief, tuple(map(id, facts)))
@@ -205,20 +205,20 @@ def _plan_if_known(job: Job) -> Plan | None:
     if not job.instances:
         return None
     try:
-        return plan_of(job)
+        return backends.make_plan(job.spec, job.brief, tuple(map(_known, job.instances)))
     except PlanError:
         return None
 
 
 def _rdma_info(job: Job, plan: Plan | None) -> str | None:
     """What NCCL has said counts; before that, what was planned."""
-    seen = transports.usage([name for item in job.instances for name in item.transports])
-    if plan is None or (not plan.rdma.on and not plan.rdma.worth_telling):
+    named = [name for item in job.instances for name in item.transports]
+    seen = transports.usage(named)
+    if plan is None or plan.rdma.use is RdmaUse.OFF:
         return seen
     if plan.rdma.on:
         return seen or "not known yet"
-    off = f"off: {rdma.told(plan.rdma.missing)}" if plan.rdma.missing else "off"
-    return seen if seen is not None and not seen.startswith("not ") else off
+    return seen if transports.over_rdma(named) else f"off: {rdma.told(plan.rdma.missing)}"
 
 
 def _known(item: Instance) -> Facts:

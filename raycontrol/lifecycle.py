@@ -300,14 +300,17 @@ def _noted(job: Job, event: InstanceNoted) -> Change:
 
 
 def _transport_seen(job: Job, event: TransportSeen) -> Change:
-    """Keep how NCCL reaches other nodes; warn when RDMA is on and NCCL does without."""
+    """Keep how NCCL reaches other nodes; tell it of the first instance, and warn when RDMA is on and NCCL does without."""
     known = job.instance(event.instance).transports
     if event.transport in known:
         return None
+    changed = _with(job, event.instance, transports=(*known, event.transport))
+    if any(event.transport in item.transports for item in job.instances):
+        return changed, None
     told = f"{event.instance}: NCCL reaches other nodes via NET/{event.transport}"
     if event.transport == transports.SOCKET and _known_plan(job).rdma.on:
         told += " although RDMA is on: look for `NET/IB` in its log, which says why"
-    return _with(job, event.instance, transports=(*known, event.transport)), told
+    return changed, told
 
 
 def _runs_gone(job: Job, event: RunsGone) -> Change:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from raycontrol import nodefacts, ports, process
+from raycontrol import nodefacts, nvml, ports, process
 from raycontrol.disk import (
     TEMP_LINK,
     erase_hidden,
@@ -24,6 +24,7 @@ from raycontrol.disk import (
 from raycontrol.errors import RaycontrolError
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.lookups import LOOKUP_S, look_up
+from raycontrol.nvidia import InTime
 from raycontrol.packages import PackageCache
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,9 @@ RELEASE_S = 8.0
 """How long ``release`` waits for the end of what cannot be ended at once: less than its caller waits for the answer."""
 LOOK_S = 0.05
 MOST_REMEMBERED = 10_000
-LOOPBACK = "127.0.0.1"
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
-Collect = Callable[[], NodeFacts]
+Collect = Callable[[bool], NodeFacts]
 
 
 class NotReleased(RaycontrolError):
@@ -58,7 +58,7 @@ class Node:
         self,
         scratch: str,
         read_package: ReadPackage,
-        collect: Collect | None = None,
+        collect: Collect,
         *,
         sweep_s: float = SWEEP_S,
         release_s: float = RELEASE_S,
@@ -68,7 +68,7 @@ class Node:
         self._shared = self._scratch.parent / "code"
         private_folder(self._scratch)
         private_folder(self._jobs)
-        self._facts = SharedFacts(collect or Collector(self._scratch, LOOPBACK, dict))
+        self._facts = SharedFacts(collect)
         self._cache = PackageCache(self._scratch / "packages")
         self._read_package = read_package
         self._ledger = self._scratch / "ports.json"
@@ -78,9 +78,9 @@ class Node:
         self._copies: dict[str, set[asyncio.Future[None]]] = {}
         self._released: dict[tuple[str, str], None] = {}
 
-    async def facts(self, fresh: bool = True) -> NodeFacts:
-        """Return what this node is; unless ``fresh``, what was found last will do."""
-        return await self._facts.get(fresh)
+    async def facts(self, anew: bool = False) -> NodeFacts:
+        """Return what this node is now; with ``anew`` what is installed is looked for again, too."""
+        return await self._facts.get(anew)
 
     async def look_up(self, ips: Sequence[str], limit_s: float = LOOKUP_S) -> tuple[Lookup, ...]:
         """Return how long this node takes to find the names of these addresses."""
@@ -229,7 +229,7 @@ class Node:
 
 
 class Collector:
-    """Collects a node's facts: what does not change while the node lives (compilers, PyTorch, …) once, the rest at each call.
+    """Collects a node's facts. What changes rarely (compilers, PyTorch, …) is looked for once, or when it is asked for ``anew``.
 
     ``environment`` returns the variables that the node's jobs start from.
     """
@@ -238,13 +238,16 @@ class Collector:
         self._scratch = scratch
         self._ip = ip
         self._environment = environment
+        self._gpus = InTime(nvml.describe)
         self._installed: nodefacts.Installed | None = None
 
-    def __call__(self) -> NodeFacts:
-        environment = self._environment()
-        if self._installed is None:
-            self._installed = nodefacts.installed(environment)
-        return nodefacts.collect(self._scratch, self._ip, environ=environment, installed=self._installed)
+    def __call__(self, anew: bool) -> NodeFacts:
+        environ = self._environment()
+        installed = None if anew else self._installed
+        self._installed = installed or nodefacts.installed(environ)
+        return nodefacts.collect(
+            self._scratch, self._ip, environ=environ, installed=self._installed, gpus=self._gpus
+        )
 
 
 class SharedFacts:
@@ -252,16 +255,14 @@ class SharedFacts:
 
     def __init__(self, collect: Collect) -> None:
         self._collect = collect
-        self._last: NodeFacts | None = None
-        self._collecting: asyncio.Future[NodeFacts] | None = None
+        self._collecting: dict[bool, asyncio.Future[NodeFacts]] = {}
 
-    async def get(self, fresh: bool) -> NodeFacts:
-        if self._last is not None and not fresh:
-            return self._last
-        if self._collecting is None or self._collecting.done():
-            self._collecting = asyncio.ensure_future(asyncio.to_thread(self._collect))
-        self._last = await asyncio.shield(self._collecting)
-        return self._last
+    async def get(self, anew: bool) -> NodeFacts:
+        collecting = self._collecting.get(anew)
+        if collecting is None or collecting.done():
+            collecting = asyncio.ensure_future(asyncio.to_thread(self._collect, anew))
+            self._collecting[anew] = collecting
+        return await asyncio.shield(collecting)
 
 
 def _read_ledger(path: Path) -> dict[str, int]:

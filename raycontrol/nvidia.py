@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from raycontrol.hardware import Driver, Gpu, GpuProcess
@@ -20,7 +22,50 @@ MPS_FOLDER = "/tmp/nvidia-mps"
 MPS_NAME = "nvidia-cuda-mps"
 """What the kernel keeps of ``nvidia-cuda-mps-control`` and ``nvidia-cuda-mps-server``: 15 characters."""
 
+DRIVER_S = 20.0
+"""Without persistence mode a driver takes seconds for each GPU when nobody has used it for a while."""
+
 Describe = Callable[[str | None], tuple[Driver, tuple[Gpu, ...]]]
+
+
+class InTime:
+    """``describe`` with a time limit, for a driver may never answer: then that is its problem, until it does.
+
+    It is asked in a thread of its own, a daemon, which keeps no process from ending; and never twice at once.
+    """
+
+    def __init__(self, describe: Describe, limit_s: float = DRIVER_S) -> None:
+        self._describe = describe
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._asked: Future[tuple[Driver, tuple[Gpu, ...]]] | None = None
+        self._overdue = False
+
+    def __call__(self, module: str | None) -> tuple[Driver, tuple[Gpu, ...]]:
+        with self._lock:
+            asked = self._asked = self._asked or self._ask(module)
+        done, _ = wait([asked], 0 if self._overdue else self._limit_s)
+        self._overdue = not done
+        if not done:
+            problem = (
+                f"the driver did not answer within {self._limit_s:g} s; does `nvidia-smi` answer on the node?"
+            )
+            return Driver(version=module, problem=problem), ()
+        with self._lock:
+            self._asked = None if self._asked is asked else self._asked
+        return asked.result()
+
+    def _ask(self, module: str | None) -> Future[tuple[Driver, tuple[Gpu, ...]]]:
+        answer: Future[tuple[Driver, tuple[Gpu, ...]]] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._describe(module))
+            except BaseException as error:  # it is raised to whoever waits for the answer
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name="gpu driver", daemon=True).start()
+        return answer
 
 
 def driver_and_gpus(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from raycontrol.hardware import Essentials
+from raycontrol.status import Word
 
 
 @dataclass(frozen=True)
@@ -148,18 +149,28 @@ class SharedSecret:
     path: str
 
 
-@dataclass(frozen=True)
-class Rdma:
-    """Whether NCCL is to use RDMA, by which preset, and ``missing``: what stands in its way.
-
-    ``on`` is None as long as that depends on nodes that are not known; ``worth_telling`` says that somebody who submits
-    such a job would expect it.
+class RdmaUse(Word):
+    """Whether NCCL is to use RDMA. ``open``: that depends on nodes that are not known yet; ``missed``: the job could have,
+    had its nodes been others; ``off``: it is none that would.
     """
 
-    on: bool | None = False
+    OFF = "off"
+    OPEN = "open"
+    MISSED = "missed"
+    ON = "on"
+
+
+@dataclass(frozen=True)
+class RdmaDecision:
+    """Whether NCCL is to use RDMA, with the variables of which preset, or what was missing."""
+
+    use: RdmaUse = RdmaUse.OFF
     preset: str | None = None
     missing: tuple[str, ...] = ()
-    worth_telling: bool = False
+
+    @property
+    def on(self) -> bool:
+        return self.use is RdmaUse.ON
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,7 @@ class Plan:
     finish_s: float = 0.0
     secret: SharedSecret | None = None
     origins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    rdma: Rdma = Rdma()
+    rdma: RdmaDecision = RdmaDecision()
     notes: tuple[str, ...] = ()
     secret_env: tuple[str, ...] = ()
 
@@ -297,8 +308,8 @@ def render(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _rdma_line(rdma: Rdma) -> str | None:
-    if rdma.on is None:
+def _rdma_line(rdma: RdmaDecision) -> str | None:
+    if rdma.use is RdmaUse.OPEN:
         when = "if every instance gets all GPUs of its node and the nodes have RDMA"
         return f"RDMA: on {when} (`--set rdma=on` shows the variables of preset {rdma.preset})"
     return f"RDMA: on (preset {rdma.preset})" if rdma.on else None

@@ -13,24 +13,32 @@ from typing import NamedTuple
 from raycontrol import presets
 from raycontrol.errors import PlanError
 from raycontrol.hardware import ETHERNET, INFINIBAND, UNLIMITED, Essentials, Hca
-from raycontrol.plan import Facts, Rdma
-from raycontrol.spec import JobSpec, Member, When
+from raycontrol.plan import Facts, RdmaDecision, RdmaUse
+from raycontrol.presets import Preset
+from raycontrol.spec import JobSpec, Member, Site, When, members
+from raycontrol.status import Word
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-DEFAULT_PRESET = "auto"
-DEFAULT_MIN_GPUS = 8
 MOST_TOLD = 4
 
 
+class Source(Word):
+    """Where a variable's value comes from."""
+
+    PRESET = "preset"
+    NODE = "node"
+
+
 class Value(NamedTuple):
-    """A variable's value, and where it comes from."""
+    """A variable's value, where it comes from, and that in words."""
 
     text: str
+    source: Source
     origin: str
 
 
-class Instance(NamedTuple):
-    """An instance as this module sees it."""
+class Placed(NamedTuple):
+    """An instance and what it found on its node."""
 
     member: Member
     facts: Facts
@@ -40,61 +48,71 @@ class Instance(NamedTuple):
         return f"{self.member.name} on {self.facts.node_name}"
 
 
-def decide(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> Rdma:
+def may_be_used(spec: JobSpec) -> bool:
+    """Whether the job can come to use RDMA, as far as its spec tells."""
+    match spec.rdma.when:
+        case When.OFF:
+            return False
+        case When.ON:
+            return True
+        case When.AUTO:
+            gang = members(spec)
+            return len(gang) > 1 and all(member.resources.gpu >= 1 for member in gang)
+
+
+def decide(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> RdmaDecision:
     """Return whether the job uses RDMA; raises PlanError when it must and cannot."""
-    wish = spec.rdma
-    preset = wish.preset or DEFAULT_PRESET
-    instances = [Instance(member, fact) for member, fact in zip(gang, facts, strict=True)]
-    wanted = wish.when is When.ON or (len(gang) > 1 and all(member.resources.gpu >= 1 for member in gang))
-    if wish.when is When.OFF:
-        return Rdma()
+    if not may_be_used(spec):
+        return RdmaDecision(RdmaUse.OFF)
+    wish = spec.settled(
+        Site()
+    ).rdma  # what the site lays down is there already, but in a job of an older version
+    placed = [Placed(member, fact) for member, fact in zip(gang, facts, strict=True)]
     known = all(fact.hardware is not None for fact in facts)
-    missing = tuple(_missing(instances, wish.min_gpus or DEFAULT_MIN_GPUS)) if known else _alone(instances)
-    if missing and wish.when is When.ON:
+    must = wish.when is When.ON
+    missing = tuple(_missing(placed, None if must else wish.min_gpus)) if known else _alone(placed)
+    if missing and must:
         raise PlanError(f"rdma is on, but {told(missing)}")
-    if not known:
-        on = True if wish.when is When.ON else None if wanted else False
-        return Rdma(on=on, preset=preset if wanted else None, worth_telling=wanted)
-    return Rdma(on=not missing, preset=None if missing else preset, missing=missing, worth_telling=wanted)
+    if missing:
+        return RdmaDecision(RdmaUse.MISSED, missing=missing)
+    return RdmaDecision(RdmaUse.ON if known or must else RdmaUse.OPEN, preset=wish.preset)
 
 
 def variables(
-    spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts], rdma: Rdma
+    gang: Sequence[Member], facts: Sequence[Facts], decision: RdmaDecision
 ) -> dict[str, dict[str, Value]]:
-    """Return every instance's variables; raises PlanError when a preset names what a node lacks."""
+    """Return every instance's variables but those that the user has set or unset.
+
+    Raises PlanError when a preset names what a node lacks.
+    """
     layer = _layer([fact.hardware for fact in facts if fact.hardware is not None])
+    preset = presets.preset(decision.preset) if decision.on and decision.preset is not None else None
     found = {}
     for member, fact in zip(gang, facts, strict=True):
-        values = _interfaces(fact)
-        if rdma.on and rdma.preset is not None:
-            values |= _of_preset(rdma.preset, fact, layer)
-        values |= {
-            name: Value(text, "the job's env")
-            for name in values
-            if (text := member.env.get(name)) is not None
-        }
-        wanted = {name: value for name, value in values.items() if member.env.get(name, "") is not None}
-        if rdma.on and rdma.preset is not None:
-            _check_names(rdma.preset, Instance(member, fact), wanted)
-        found[member.name] = wanted
+        values = _interfaces(fact) | (_of_preset(preset, fact, layer) if preset is not None else {})
+        found[member.name] = {name: value for name, value in values.items() if name not in member.env}
+        if preset is not None:
+            _check_names(preset, fact, found[member.name])
     return found
 
 
-def remarks(facts: Sequence[Facts], rdma: Rdma) -> Iterator[str]:
-    """Yield what a person should know before the job starts."""
-    if not rdma.on:
-        if rdma.worth_telling and rdma.missing:
-            yield f"RDMA stays off: {told(rdma.missing)}"
+def remarks(facts: Sequence[Facts], decision: RdmaDecision) -> Iterator[str]:
+    """Yield what a person should know before the job starts, of many nodes together."""
+    if decision.use is RdmaUse.MISSED:
+        yield f"RDMA stays off: {told(decision.missing)}"
+    if not decision.on:
         return
-    yield f"RDMA is on (preset {rdma.preset})"
-    for node, hardware in _by_node(facts).items():
-        if down := [hca.name for hca in hardware.hcas if not hca.up]:
-            yield f"{node}: {some(down)} {'is' if len(down) == 1 else 'are'} not active"
-        if hardware.memlock != UNLIMITED:
-            yield (
-                f"{node}: locked memory is limited to {hardware.memlock >> 10} KiB and RDMA has to lock its buffers; "
-                "`ulimit -l unlimited` before `ray start` lifts that"
-            )
+    yield f"RDMA is on (preset {decision.preset})"
+    nodes = _by_node(facts)
+    down = [f"{hca.name} on {node}" for node, found in nodes.items() for hca in found.hcas if not hca.up]
+    if down:
+        yield f"not active: {some(down)}"
+    limited = [node for node, found in nodes.items() if found.memlock != UNLIMITED]
+    if limited:
+        yield (
+            f"locked memory is limited on {some(limited)}, and RDMA has to lock its buffers; "
+            "`ulimit -l unlimited` before `ray start` lifts that"
+        )
 
 
 def told(missing: Sequence[str]) -> str:
@@ -111,18 +129,18 @@ def some(words: Sequence[str], separator: str = ", ") -> str:
 # What is missing.
 
 
-def _alone(instances: Sequence[Instance]) -> tuple[str, ...]:
-    return ("the job has one instance",) if len(instances) < 2 else ()
+def _alone(placed: Sequence[Placed]) -> tuple[str, ...]:
+    return ("the job has one instance",) if len(placed) < 2 else ()
 
 
-def _missing(instances: Sequence[Instance], min_gpus: int) -> Iterator[str]:
+def _missing(placed: Sequence[Placed], min_gpus: int | None) -> Iterator[str]:
     """Yield what stands in the way."""
-    if alone := _alone(instances):
+    if alone := _alone(placed):
         yield from alone
         return
-    yield from _sharers(instances)
-    yield from _of_gpus(instances, min_gpus)
-    nodes = _by_node([item.facts for item in instances])
+    yield from _sharers(placed)
+    yield from _of_gpus(placed, min_gpus)
+    nodes = _by_node([item.facts for item in placed])
     if not any(hardware.hcas for hardware in nodes.values()):
         yield f"no RDMA device on {some(list(nodes))}"
         return
@@ -132,23 +150,23 @@ def _missing(instances: Sequence[Instance], min_gpus: int) -> Iterator[str]:
         yield "the nodes have no link layer in common (InfiniBand here, Ethernet there)"
 
 
-def _sharers(instances: Sequence[Instance]) -> Iterator[str]:
-    names = {item.facts.ip: item.facts.node_name for item in instances}
-    for ip, count in Counter(item.facts.ip for item in instances).items():
+def _sharers(placed: Sequence[Placed]) -> Iterator[str]:
+    names = {item.facts.ip: item.facts.node_name for item in placed}
+    for ip, count in Counter(item.facts.ip for item in placed).items():
         if count > 1:
             yield f"{count} instances share {names[ip]}"
 
 
-def _of_gpus(instances: Sequence[Instance], min_gpus: int) -> Iterator[str]:
-    for item in instances:
+def _of_gpus(placed: Sequence[Placed], min_gpus: int | None) -> Iterator[str]:
+    for item in placed:
         hardware, held = _hardware(item.facts), item.member.resources.gpu
         if held < hardware.gpus:
             yield f"{item.on_node} holds {held:g} of its {hardware.gpus:g} GPUs"
-        elif held < min_gpus:
+        elif min_gpus is not None and held < min_gpus:
             yield f"{item.on_node} holds {held:g}, and RDMA is for nodes with {min_gpus} GPUs (`rdma.min_gpus`)"
-    for node, hardware in _by_node([item.facts for item in instances]).items():
+    for node, hardware in _by_node([item.facts for item in placed]).items():
         if hardware.foreign:
-            yield f"on {node} other programs use the GPUs: {', '.join(hardware.foreign)}"
+            yield f"on {node} other programs use the GPUs: {some(hardware.foreign)}"
 
 
 def _of_network(hardware: Essentials) -> str | None:
@@ -173,12 +191,12 @@ def _interfaces(fact: Facts) -> dict[str, Value]:
         return {}
     origin = "the interface of the node's IP"
     exact = {"NCCL_SOCKET_IFNAME": f"={fact.interface}"}
-    return {name: Value(exact.get(name, fact.interface), origin) for name in INTERFACES}
+    return {name: Value(exact.get(name, fact.interface), Source.NODE, origin) for name in INTERFACES}
 
 
-def _of_preset(name: str, fact: Facts, layer: str | None) -> dict[str, Value]:
-    preset = presets.preset(name)
-    values = {key: Value(text, f"preset {name}") for key, text in preset.variables.items()}
+def _of_preset(preset: Preset, fact: Facts, layer: str | None) -> dict[str, Value]:
+    origin = f"preset {preset.name}"
+    values = {key: Value(text, Source.PRESET, origin) for key, text in preset.variables.items()}
     detected = _symbolic(fact) if fact.hardware is None else _detected(fact.hardware, layer)
     return values | {key: value for key, value in detected.items() if key in preset.detect}
 
@@ -188,18 +206,18 @@ def _detected(hardware: Essentials, layer: str | None) -> dict[str, Value]:
     values = {}
     if usable:
         ports = ",".join(hca.name for hca in usable)
-        values["NCCL_IB_HCA"] = Value(f"={ports}", f"the active {layer} ports")
+        values["NCCL_IB_HCA"] = Value(f"={ports}", Source.NODE, f"the active {layer} ports")
     indexes = {hca.gid_index for hca in usable}
     index = next(iter(indexes), None)
     if layer == ETHERNET and len(indexes) == 1 and index is not None:
-        values["NCCL_IB_GID_INDEX"] = Value(str(index), "RoCE v2 with the node's IPv4")
+        values["NCCL_IB_GID_INDEX"] = Value(str(index), Source.NODE, "RoCE v2 with the node's IPv4")
     return values
 
 
 def _symbolic(fact: Facts) -> dict[str, Value]:
     return {
-        "NCCL_IB_HCA": Value(f"<active RDMA ports of {fact.instance}>", "the node"),
-        "NCCL_IB_GID_INDEX": Value(f"<RoCE v2 GID index of {fact.instance}>", "the node"),
+        "NCCL_IB_HCA": Value(f"<active RDMA ports of {fact.instance}>", Source.NODE, "the node"),
+        "NCCL_IB_GID_INDEX": Value(f"<RoCE v2 GID index of {fact.instance}>", Source.NODE, "the node"),
     }
 
 
@@ -218,8 +236,8 @@ def _usable(hardware: Essentials, layer: str | None) -> list[Hca]:
 # Names of a preset that a node must have.
 
 
-def _check_names(preset: str, item: Instance, values: Mapping[str, Value]) -> None:
-    hardware = item.facts.hardware
+def _check_names(preset: Preset, fact: Facts, values: Mapping[str, Value]) -> None:
+    hardware = fact.hardware
     if hardware is None:
         return
     known: dict[str, list[str]] = {
@@ -229,18 +247,18 @@ def _check_names(preset: str, item: Instance, values: Mapping[str, Value]) -> No
     }
     for name, there in known.items():
         value = values.get(name)
-        if value is None or value.origin != f"preset {preset}":
+        if value is None or value.source is not Source.PRESET:
             continue
         exact = name == "GLOO_SOCKET_IFNAME"
-        if not matching(value.text, there, exact=exact):
+        if not chosen_by(value.text, there, exact=exact):
             kind = "active RDMA port" if name == "NCCL_IB_HCA" else "network interface"
             raise PlanError(
-                f"preset {preset} sets {name}={value.text}, but {item.facts.node_name} has no such {kind} "
+                f"preset {preset.name} sets {name}={value.text}, but {fact.node_name} has no such {kind} "
                 f"(it has {some(there) or 'none'}); set {name} in `env`, or choose another preset"
             )
 
 
-def matching(pattern: str, names: Collection[str], exact: bool = False) -> list[str]:
+def chosen_by(pattern: str, names: Collection[str], exact: bool = False) -> list[str]:
     """Return the names that a list in NCCL's notation chooses: prefixes, after ``=`` whole names, after ``^`` all others.
 
     A port may follow a device after a colon; without it all ports of the device are meant.

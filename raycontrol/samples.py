@@ -8,12 +8,16 @@ course of the job, the last hours to 5 seconds, what was before the more coarsel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 
 from raycontrol.hardware import InstanceUsage
 from raycontrol.logs import KIB, MIB, read_at
 
 LONGEST_HISTORY_BYTES = MIB
+LONGEST_PAUSE = 1000
+"""A gap of more than so many usual ones is none: somebody has set the node's clock."""
 LONGEST_SAMPLE_BYTES = 16 * KIB
 """Room for 60 GPUs."""
 
@@ -39,16 +43,24 @@ def thinned(history: bytes) -> bytes:
 
 
 def spread(timed: Sequence[tuple[float, bytes]]) -> list[bytes]:
-    """Return half of the lines, at most: the first in each of as many equal spans of time."""
+    """Return half of the lines, at most: the first in each of as many equal spans of the time that went by."""
     if not timed:
         return []
-    times = [at for at, _ in timed]
+    times = passed_s([at for at, _ in timed])
     spans = max(1, len(timed) // 2)
-    first, length_s = min(times), (max(times) - min(times)) / spans or 1.0
+    length_s = times[-1] / spans or 1.0
     kept: dict[int, bytes] = {}
-    for at, line in timed:
-        kept.setdefault(min(spans - 1, int((at - first) / length_s)), line)
+    for at, (_, line) in zip(times, timed, strict=True):
+        kept.setdefault(min(spans - 1, int(at / length_s)), line)
     return list(kept.values())
+
+
+def passed_s(stamps: Sequence[float]) -> list[float]:
+    """Return the seconds that had gone by at each stamp since the first; a clock that was set counts as a usual pause."""
+    steps = [after - before for before, after in pairwise(stamps)]
+    usual_s = median(steps) if steps else 0.0
+    counted = (step if 0 <= step <= LONGEST_PAUSE * usual_s else usual_s for step in steps)
+    return list(accumulate(counted, initial=0.0))
 
 
 def parsed(line: bytes) -> InstanceUsage | None:

@@ -346,7 +346,7 @@ class Rdma(Part):
     ) = None
     """The set of variables: auto (from the nodes' facts) or one with fixed values; by default the site's."""
     min_gpus: Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)] | None = None
-    """auto: how many GPUs a node must have at least; by default the site's."""
+    """Only for auto: how many GPUs an instance must hold at least; by default the site's."""
 
 
 def _rdma(value: Any) -> Any:

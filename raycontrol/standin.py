@@ -213,6 +213,7 @@ def of_world(call: Call, number: str) -> Program:
     environ = {**environ, WORLD: number}
     if call.name != HOROVODRUN:
         return program, argv, environ
+    argv = on_our_network(argv, environ)
     supplied = read_environment(call.private)
     changed = [name for name, value in environ.items() if looks_secret(name) and supplied.get(name) != value]
     environ[SEND] = " ".join(changed)
@@ -220,6 +221,19 @@ def of_world(call: Call, number: str) -> Program:
     # mpirun passes the values of such names on by itself, and has only the names on command lines.
     kept_back = own if "--mpi" in argv else [*own, *changed]
     return horovodrun(program, argv, environ, kept_back, call.settings["hidden"])
+
+
+def on_our_network(argv: list[str], environ: Environment) -> list[str]:
+    """Return horovodrun's line with the interface to use, where the user has named none.
+
+    It looks for one itself, and takes any by which its hosts reach some machine of that address: a docker bridge has the
+    same address on every host.
+    """
+    interface = environ.get("HOROVOD_GLOO_IFACE")
+    named = any(word.startswith(("--network-interface", "--config-file")) for word in argv)
+    if not interface or named:
+        return argv
+    return [argv[0], "--network-interfaces", interface, *argv[1:]]
 
 
 def own_names(environ: Environment, supplied: Environment, hidden: Sequence[str]) -> list[str]:

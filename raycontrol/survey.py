@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 CLOCK_READINGS = 3
+PEERS_LOOKED_UP = 64
+"""By each node: a name server that is slow is so for the first ones too."""
 LEAST_OF_ID = 4
 """So many characters of a node's id may stand for it."""
 
@@ -60,7 +62,7 @@ class Survey:
             labels=dict(room.labels),
             jobs=_jobs_on(room.id, jobs),
         )
-        peers = [ip for ip in dict.fromkeys(ips) if ip != room.ip]
+        peers = [ip for ip in dict.fromkeys(ips) if ip != room.ip][:PEERS_LOOKED_UP]
         try:
             return bare.model_copy(update={"facts": await self._facts(room.id, peers)})
         except asyncio.TimeoutError:
@@ -70,12 +72,12 @@ class Survey:
             return bare.model_copy(update={"silent": _words(error)})
 
     async def _facts(self, node_id: str, peers: Sequence[str]) -> NodeFacts:
-        asked = self._in_time(self.cluster.facts(node_id))
         if not self.check:
-            return await asked
-        facts, offset_s, lookups = await asyncio.gather(
-            asked,
-            self._if_possible(self._offset_s(node_id)),
+            return await self._in_time(self.cluster.facts(node_id, False))
+        # Before the node is busy with the rest, which would delay its answer.
+        offset_s = await self._if_possible(self._offset_s(node_id))
+        facts, lookups = await asyncio.gather(
+            self._in_time(self.cluster.facts(node_id, True)),
             self._if_possible(self.cluster.look_up(node_id, peers, min(LOOKUP_S, self.answer_s))),
         )
         return facts.model_copy(update={"clock_offset_s": offset_s, "lookups": tuple(lookups or ())})

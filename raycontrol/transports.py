@@ -12,7 +12,7 @@ from collections.abc import Collection
 GDRDMA = "GDRDMA"
 SOCKET = "Socket"
 MARK = b"via NET/"
-LINE = re.compile(rb"\[(?:send|receive)\] via NET/([A-Za-z][\w -]*)/[^/\s]+((?:/\w+)*)")
+LINE = re.compile(rb"\[(?:send|receive)\] via NET/([A-Za-z][\w -]{0,30})/[^/\s]{1,30}((?:/\w{1,30}){0,4})")
 LONGEST_LINE = 4096
 MOST_KINDS = 8
 """A log that names more kinds is not NCCL's."""
@@ -32,9 +32,14 @@ class TransportReader:
         if MARK not in text or len(self._told) >= MOST_KINDS:
             return []
         named = {_transport(match) for match in LINE.finditer(text)}
-        fresh = sorted(named - self._told)
-        self._told |= named
+        fresh = sorted(named - self._told)[: MOST_KINDS - len(self._told)]
+        self._told.update(fresh)
         return fresh
+
+
+def over_rdma(transports: Collection[str]) -> bool:
+    """Whether NCCL has named another way than sockets."""
+    return any(name != SOCKET for name in transports)
 
 
 def usage(transports: Collection[str]) -> str | None:

@@ -104,15 +104,20 @@ class Trees:
     def look(self) -> Used:
         """Return what the trees use now; CPU is the mean since the last look."""
         now = time.monotonic()
-        added, pids = self._added, all_pids()
+        added, roots = (
+            self._added,
+            tuple(self._roots.values()),
+        )  # before the pids: a run of later has none there
+        pids = all_pids()
         strangers = pids & self._strangers[1] if self._strangers[0] == added else set()
         rows = {row.pid: row for pid in pids - strangers if (row := row_of(pid)) is not None}
         children = children_of(rows)
         ticks, members, supervisors = 0, [], []
-        for root in tuple(self._roots.values()):
+        for root in roots:
             supervisor = rows.get(root.pid)
             if supervisor is None or not supervisor.alive or supervisor.start_time != root.start_time:
-                self._roots.pop(root.pid, None)  # its tree is gone
+                if self._roots.get(root.pid) is root:  # its tree is gone
+                    del self._roots[root.pid]
                 continue
             tree = descendants(children, root.pid)
             ticks += fresh_ticks(root, supervisor, tree)

@@ -74,7 +74,10 @@ class Sampler:
 
     def watch(self, main_pid: int) -> None:
         """From now on count the tree of a run that has just been started, known by its main process."""
-        self._trees.add(main_pid)
+        try:
+            self._trees.add(main_pid)
+        except Exception as error:  # whoever starts a run must not stumble over how it is measured
+            self._note_trouble(error)
         if self._task is None:
             self._task = asyncio.ensure_future(self._sample_for_ever())
 

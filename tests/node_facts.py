@@ -90,3 +90,8 @@ def node(name: str = "host-a", facts: NodeFacts | None = None, **changes: Any) -
     resources = {"CPU": 16.0, "memory": 48.0 * GIB, **gpus}
     values = {"id": f"id-of-{name}", "name": name, "ip": "10.0.0.5", "total": resources, "free": resources}
     return NodeInfo(**{**values, "facts": facts, **changes})
+
+
+def plain_facts(anew: bool) -> NodeFacts:
+    """As a node's ``collect``: a machine without anything special."""
+    return cpu_facts()

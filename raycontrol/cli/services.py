@@ -57,7 +57,7 @@ def this_machine() -> NodeInfo:
 
     settings = Settings.load()
     ip = _own_ip()
-    facts = Collector(Path(settings.scratch or settings.ray_tmpdir), ip, lambda: os.environ)()
+    facts = Collector(Path(settings.scratch or settings.ray_tmpdir), ip, lambda: os.environ)(anew=True)
     return NodeInfo(id="", name=facts.hostname, ip=ip, facts=facts)
 
 

@@ -44,7 +44,7 @@ def test_two_ps_jobs_at_once_each_get_what_the_contract_promises(cluster: Cluste
         job(
             first,
             slots=(1, 1, 1, 1, 2, 1),
-            gpus=(0, 3, 3, 0, 3, 0),
+            gpus=(0, 7, 7, 0, 7, 0),
             mode="ps",
             name="probe-ps",
             roles=("chief", "worker", "worker", "ps", "worker", "evaluator"),
@@ -70,22 +70,22 @@ def test_two_ray_jobs_at_once_each_get_what_the_contract_promises(cluster: Clust
         job(
             first,
             slots=(1, 1, 1),
-            gpus=(1, 1, 4),
+            gpus=(1, 1, 8),
             mode="ray",
             name="probe-ray",
             resources=(
                 {"CPU": 2, "GPU": 0.5, "memory": 512 * MIB},
                 {"CPU": 1, "GPU": 0.5, "memory": 512 * MIB},
-                {"CPU": 1, "GPU": 4, "memory": 600 * MIB},
+                {"CPU": 1, "GPU": 8, "memory": 600 * MIB},
             ),
         ),
         job(
             second,
             slots=(1, 1),
-            gpus=(1, 4),
+            gpus=(1, 8),
             mode="ray",
             name="probe-ray-beside",
-            resources=({"CPU": 1, "GPU": 0.5, "memory": 400 * MIB}, {"CPU": 1, "GPU": 4}),
+            resources=({"CPU": 1, "GPU": 0.5, "memory": 400 * MIB}, {"CPU": 1, "GPU": 8}),
         ),
     ]
     assert violations(contract) == []

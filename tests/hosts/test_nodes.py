@@ -42,19 +42,21 @@ def test_a_node_shows_its_interfaces_and_which_one_is_rays(cluster: Cluster) -> 
     assert f"{cluster.hosts.ip(2)}/24" in shown and "Ray's" in shown
 
 
+def is_busy(sample: dict[str, Any]) -> bool:
+    works = sample["processes"] == 1 and 1 < sample["cpu_percent"] < 110 and sample["gpus"] == []
+    return works and 100 << 20 < sample["memory_bytes"] < 400 << 20
+
+
 def test_top_shows_what_a_running_job_uses(cluster: Cluster) -> None:
     job_id = cluster.raycontrol(
         0, "submit", "--nodes", "2", "--cpu", "3", "--", BUSY, check=True
     ).stdout.strip()
 
-    def usage() -> dict[str, Any]:
-        found: dict[str, Any] = cluster.json(0, "get", job_id).get("usage", {})
-        return found
+    def both_are_busy() -> bool:
+        usage = cluster.json(0, "get", job_id).get("usage", {}).values()
+        return len(usage) == 2 and all(map(is_busy, usage))
 
-    wait_until(lambda: len(usage()) == 2, 60, "both instances have been sampled")
-    for sample in usage().values():
-        assert sample["processes"] == 1 and sample["gpus"] == []
-        assert 1 < sample["cpu_percent"] < 110 and 100 << 20 < sample["memory_bytes"] < 400 << 20
+    wait_until(both_are_busy, 60, "both instances have been sampled at work")
     (job,) = cluster.json(1, "top", "--once")["jobs"]
     assert (job["id"], [item["name"] for item in job["instances"]]) == (job_id, ["master-0", "worker-0"])
     assert job["instances"][0]["usage"]["processes"] == 1

@@ -122,7 +122,7 @@ class FakeCluster(Gangs):
     async def head_id(self) -> str:
         return next(iter(self.rooms))
 
-    async def facts(self, node_id: str) -> NodeFacts:
+    async def facts(self, node_id: str, anew: bool) -> NodeFacts:
         answer = self.answers.get(node_id, cpu_facts())
         if isinstance(answer, Exception):
             raise answer

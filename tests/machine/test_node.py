@@ -19,6 +19,7 @@ from raycontrol.disk import HIDDEN, TEMP_LINK, short_folder
 from raycontrol.node import AlreadyReleased, Node, NotReleased
 from raycontrol.packages import KEPT_TREES, pack
 from tests.machine.process_trees import Trees, alive, parent, play, trees, until
+from tests.node_facts import plain_facts
 
 __all__ = ["trees"]
 
@@ -88,7 +89,7 @@ def test_a_release_ends_what_nobody_supervises_and_what_an_owner_that_dies_leave
     attempt_id = trees.mark
 
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         alone, neighbour = stray(attempt_id), stray(attempt_id + "0")
         handle = await process.start(trees.run("trap '' TERM; touch $FLAGS/up; while :; do sleep 1000; done"))
         await trees.flagged("up")
@@ -109,7 +110,7 @@ def test_a_release_that_cannot_end_a_process_names_it_and_keeps_the_folder(
     trees: Trees, scratch: Path, shelf: Shelf
 ) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read, release_s=0.3)
+        node = Node(str(scratch), shelf.read, plain_facts, release_s=0.3)
         code = await node.code_dir("job", None)
         handle = await process.start(trees.run("sleep 1000"))
         with pytest.raises(NotReleased, match=rf"still alive on this node: .*\b{handle.pid}\b"):
@@ -127,7 +128,7 @@ def test_a_supervisor_that_still_writes_holds_up_the_release(
     trees: Trees, scratch: Path, shelf: Shelf
 ) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read, release_s=0.2)
+        node = Node(str(scratch), shelf.read, plain_facts, release_s=0.2)
         handle = await process.start(trees.run("sleep 1000"))
         above = parent(handle.pid)
         os.kill(above, 19)  # SIGSTOP: it has seen to nothing yet when its tree is dead
@@ -145,7 +146,7 @@ def test_a_supervisor_that_still_writes_holds_up_the_release(
 
 def test_what_comes_after_the_end_is_refused_and_makes_nothing(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         digest = shelf.put(a="1")
         await node.release("job", "job.0", last=False)
         with pytest.raises(AlreadyReleased, match=r"attempt job\.0 has ended on this node"):
@@ -168,7 +169,7 @@ def test_what_comes_after_the_end_is_refused_and_makes_nothing(scratch: Path, sh
 
 def test_a_job_that_ends_while_its_package_arrives_gets_no_folder(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         digest = shelf.put(a="1")
         shelf.held = asyncio.Event()
         coming = asyncio.ensure_future(node.code_dir("job", digest))
@@ -184,7 +185,7 @@ def test_a_job_that_ends_while_its_package_arrives_gets_no_folder(scratch: Path,
 
 def test_a_copy_under_way_is_waited_for_and_removed(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         digest = shelf.put(**{f"file-{number}": "x" for number in range(300)})
         await node.code_dir("before", digest)
         copying = asyncio.ensure_future(node.code_dir("job", digest))
@@ -202,7 +203,7 @@ def test_code_is_at_one_path_on_all_nodes_and_of_two_nodes_on_one_machine_the_fi
     tmp_path: Path, shelf: Shelf
 ) -> None:
     async def story() -> None:
-        first, second = (Node(str(tmp_path / name), shelf.read) for name in ("node-a", "node-b"))
+        first, second = (Node(str(tmp_path / name), shelf.read, plain_facts) for name in ("node-a", "node-b"))
         digest = shelf.put(file="x")
         shared = tmp_path / "code/job"
         assert await first.code_dir("job", digest) == await first.code_dir("job", digest) == str(shared)
@@ -210,7 +211,7 @@ def test_code_is_at_one_path_on_all_nodes_and_of_two_nodes_on_one_machine_the_fi
         assert own == tmp_path / "node-b/jobs/job/code"
         await second.release("job", "job.0", last=True)
         assert (shared.exists(), own.exists()) == (True, False)
-        await Node(str(tmp_path / "node-a"), shelf.read).release("job", "job.0", last=True)
+        await Node(str(tmp_path / "node-a"), shelf.read, plain_facts).release("job", "job.0", last=True)
         assert list((tmp_path / "code").iterdir()) == []
 
     play(story())
@@ -220,7 +221,7 @@ def test_a_folder_that_a_dying_instance_makes_once_more_goes_at_the_next_pass(
     scratch: Path, shelf: Shelf
 ) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read, sweep_s=0.01)
+        node = Node(str(scratch), shelf.read, plain_facts, sweep_s=0.01)
         await node.release("job", "job.0", last=True)
         (scratch / "jobs/job/runs/job.0/worker-0").mkdir(parents=True)
         (scratch / f"jobs/{HIDDEN}abc/code").mkdir(parents=True)
@@ -241,7 +242,7 @@ def test_strays_of_every_attempt_are_killed_and_a_failing_pass_is_not_the_last(
     job_id = f"test-{uuid.uuid4().hex}"
 
     async def story() -> None:
-        node = Node(str(scratch), shelf.read, sweep_s=0.01)
+        node = Node(str(scratch), shelf.read, plain_facts, sweep_s=0.01)
         for number in range(2):
             (scratch / f"jobs/{job_id}/runs/{job_id}.{number}").mkdir(parents=True)
         pids = [stray(f"{job_id}.{number}") for number in range(3)]
@@ -265,8 +266,8 @@ def test_strays_of_every_attempt_are_killed_and_a_failing_pass_is_not_the_last(
 
 def test_leases_outlive_a_restart(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        port = await Node(str(scratch), shelf.read).lease_port("job.0", "rendezvous")
-        assert await Node(str(scratch), shelf.read).lease_port("job.0", "rendezvous") == port
+        port = await Node(str(scratch), shelf.read, plain_facts).lease_port("job.0", "rendezvous")
+        assert await Node(str(scratch), shelf.read, plain_facts).lease_port("job.0", "rendezvous") == port
 
     play(story())
 
@@ -277,15 +278,15 @@ def test_a_damaged_ledger_is_an_empty_one(scratch: Path, shelf: Shelf, damage: s
     (scratch / "ports.json").write_text(damage)
 
     async def story() -> None:
-        port = await Node(str(scratch), shelf.read).lease_port("job.0", "rendezvous")
-        assert await Node(str(scratch), shelf.read).lease_port("job.0", "rendezvous") == port
+        port = await Node(str(scratch), shelf.read, plain_facts).lease_port("job.0", "rendezvous")
+        assert await Node(str(scratch), shelf.read, plain_facts).lease_port("job.0", "rendezvous") == port
 
     play(story())
 
 
 def test_without_room_for_the_ledger_leases_work_on(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         (scratch / "ports.new").symlink_to("/dev/full")
         try:
             (scratch / "ports.new").write_text("x")
@@ -304,7 +305,7 @@ def test_without_room_for_the_ledger_leases_work_on(scratch: Path, shelf: Shelf)
 
 def test_everything_in_scratch_is_private(scratch: Path, shelf: Shelf) -> None:
     (scratch / "jobs").mkdir(parents=True, mode=0o755)
-    Node(str(scratch), shelf.read)
+    Node(str(scratch), shelf.read, plain_facts)
     folders = [scratch, scratch / "jobs", scratch / "packages"]
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 3
 
@@ -313,12 +314,12 @@ def test_the_cache_keeps_what_was_used_last_whoever_remembers(scratch: Path, she
     digests = [shelf.put(name=str(number)) for number in range(KEPT_TREES + 3)]
 
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         for age, digest in enumerate(reversed(digests)):
             await node.code_dir("job", digest)
             os.utime(scratch / "packages" / digest, (1e9 - age, 1e9 - age))
             (scratch.parent / "code/job").rename(scratch.parent / f"code/job-{age}")
-        successor = Node(str(scratch), shelf.read)
+        successor = Node(str(scratch), shelf.read, plain_facts)
         await successor.code_dir("other", digests[0])  # the oldest is in use again
         await successor.release("job", "job.0", last=True)
         assert names(scratch / "packages") == {digests[0], *digests[-KEPT_TREES + 1 :]}
@@ -330,7 +331,7 @@ def test_a_tree_in_use_is_not_removed_between_its_arrival_and_its_copy(scratch: 
     digests = [shelf.put(name=str(number)) for number in range(KEPT_TREES + 1)]
 
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         for number, digest in enumerate(digests):
             await node.code_dir(f"job-{number}", digest)
         # Many come and go at once; nobody's tree vanishes before his copy is made.
@@ -357,7 +358,7 @@ def test_a_package_that_is_damaged_on_its_way_fails_the_call_and_not_the_next(
         return await reads[-1](digest, offset, max_bytes)
 
     async def story() -> None:
-        node = Node(str(scratch), read)
+        node = Node(str(scratch), read, plain_facts)
         digest = shelf.put(a="1")
         assert digest != hashlib.sha256(b"").hexdigest()
         with pytest.raises(Exception, match="not its own"):
@@ -373,7 +374,7 @@ def test_a_package_that_is_damaged_on_its_way_fails_the_call_and_not_the_next(
 
 def test_the_short_folders_of_an_attempt_go_with_it(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         links = [
             scratch / "jobs" / "job" / "runs" / attempt / "head-0" / TEMP_LINK
             for attempt in ("job.0", "job.1")
@@ -394,7 +395,7 @@ def test_the_short_folders_of_an_attempt_go_with_it(scratch: Path, shelf: Shelf)
 
 def test_a_link_that_leads_elsewhere_removes_nothing(scratch: Path, shelf: Shelf, tmp_path: Path) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         treasure = tmp_path / "treasure"
         treasure.mkdir()
         link = scratch / "jobs" / "job" / "runs" / "job.0" / "head-0" / TEMP_LINK
@@ -409,7 +410,7 @@ def test_a_link_that_leads_elsewhere_removes_nothing(scratch: Path, shelf: Shelf
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
 def test_a_short_folder_of_somebody_without_a_name_is_left_alone(scratch: Path, shelf: Shelf) -> None:
     async def story() -> None:
-        node = Node(str(scratch), shelf.read)
+        node = Node(str(scratch), shelf.read, plain_facts)
         link = scratch / "jobs" / "job" / "runs" / "job.0" / "head-0" / TEMP_LINK
         link.parent.mkdir(parents=True)
         folder = short_folder(link)

@@ -465,6 +465,22 @@ def test_what_each_instance_supplies_is_not_on_horovodruns_command_lines(horovod
     assert document["path"] == str(horovod.mpi)
 
 
+@pytest.mark.parametrize(
+    ("line", "added"),
+    [
+        (("-np", "2", "python", "train.py"), ("--network-interfaces", "eth0")),
+        (("--network-interface", "ib0", "-np", "2", "python", "train.py"), ()),
+        (("--config-file", "run.yaml", "-np", "2", "python", "train.py"), ()),
+    ],
+)
+def test_horovodrun_is_told_the_interface_unless_the_user_has_named_one(
+    horovod: Instance, line: tuple[str, ...], added: tuple[str, ...]
+):
+    Gate(horovod).serve({"go": 1})
+    horovod.environ["HOROVOD_GLOO_IFACE"] = "eth0"
+    assert shown(horovod, *line)["argv"] == [str(horovod.mpi / "horovodrun"), *added, *line]
+
+
 def test_mpirun_carries_secrets_that_the_start_command_changed_by_itself(horovod: Instance):
     Gate(horovod).serve({"go": 1})
     horovod.environ["HF_TOKEN"] = "exported by the script"

@@ -181,7 +181,7 @@ class Counted:
         self.may_end = threading.Event()
         self.error: Exception | None = None
 
-    def __call__(self) -> NodeFacts:
+    def __call__(self, anew: bool) -> NodeFacts:
         self.calls += 1
         assert self.may_end.wait(LIMIT_S)
         if self.error is not None:
@@ -194,13 +194,12 @@ def test_calls_under_way_at_the_same_time_share_one_collection() -> None:
 
     async def story() -> None:
         facts = SharedFacts(collect)
-        asked = [asyncio.ensure_future(facts.get(fresh=True)) for _ in range(3)]
+        asked = [asyncio.ensure_future(facts.get(anew=False)) for _ in range(3)]
         await asyncio.to_thread(wait_until, lambda: collect.calls == 1)
         asked[0].cancel()
         collect.may_end.set()
         assert [found.at for found in await asyncio.gather(*asked[1:])] == [1.0, 1.0]
-        assert (await facts.get(fresh=False)).at == 1.0
-        assert (await facts.get(fresh=True)).at == 2.0
+        assert (await facts.get(anew=False)).at == 2.0
         assert collect.calls == 2
 
     asyncio.run(asyncio.wait_for(story(), LIMIT_S))
@@ -214,9 +213,9 @@ def test_after_a_collection_that_failed_the_next_call_tries_again() -> None:
     async def story() -> None:
         facts = SharedFacts(collect)
         with pytest.raises(OSError, match="no /proc"):
-            await facts.get(fresh=False)
+            await facts.get(anew=False)
         collect.error = None
-        assert (await facts.get(fresh=False)).at == 2.0
+        assert (await facts.get(anew=False)).at == 2.0
 
     asyncio.run(asyncio.wait_for(story(), LIMIT_S))
 

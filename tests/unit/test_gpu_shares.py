@@ -56,6 +56,12 @@ def test_a_pytorch_that_would_refuse_the_fraction_is_not_given_it(torch: str | N
     assert "PYTORCH_ALLOC_CONF" not in shares(replace(NODE, torch=torch))
 
 
+def test_allocator_settings_of_the_user_by_their_older_name_are_not_overruled() -> None:
+    assert "PYTORCH_ALLOC_CONF" not in shares(
+        NODE, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+
+
 def test_processes_of_one_instance_share_its_share() -> None:
     found = shares(NODE, slots=2)
     assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.2"
@@ -100,6 +106,7 @@ def packed(mode: str = "ddp", **fields: Any) -> JobSpec:
 def test_ranks_that_may_share_a_gpu_are_warned_of_before_launch() -> None:
     assert plan_of(packed()).warnings == (f"ranks of master-0 and worker-0 may share a GPU: {GLOO}",)
     assert plan_of(packed(placement="strict")).warnings == ()
+    assert plan_of(packed(resources=Resources(gpu=0.6))).warnings == ()  # two of them are more than one GPU
 
 
 def test_ranks_that_do_share_a_gpu_are_told_with_the_plan() -> None:
@@ -128,3 +135,14 @@ def test_a_duplicate_gpu_in_the_log_becomes_advice(mode: Mode) -> None:
     ]
     assert explain(mode, lines) == Cause(advice=f"two ranks of the job were on one GPU: {GLOO}")
     assert explain(mode, ["nothing of the kind"]) is None
+
+
+def test_a_name_that_means_loopback_becomes_advice() -> None:
+    lines = [
+        "[2]<stderr>:  what():  [/src/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:17844: Connection refused",
+        "Process name: 2",
+        "Exit code: 255",
+    ]
+    cause = explain(Mode.HOROVOD, lines)
+    assert cause is not None and (cause.rank, cause.exit_code) == (2, 255)
+    assert (cause.advice or "").startswith("Gloo asked a host for the address of its own name")

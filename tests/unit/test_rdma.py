@@ -11,8 +11,8 @@ from raycontrol import presets
 from raycontrol.backends import make_plan, plan_of
 from raycontrol.errors import PlanError, SpecError
 from raycontrol.hardware import Essentials, Gid, Hca, roce_index
-from raycontrol.plan import Brief, Facts, Plan
-from raycontrol.rdma import matching
+from raycontrol.plan import Brief, Facts, Plan, RdmaUse
+from raycontrol.rdma import chosen_by
 from raycontrol.spec import JobSpec, Resources, Site, members
 
 BRIEF = Brief("digits-1", "digits", attempt=0, attempt_id="digits-1.0")
@@ -172,12 +172,6 @@ DOWN = replace(ROCE, up=False)
             "master-0 on host-1 holds 7 of its 8 GPUs; worker-0 on host-2 holds 7 of its 8 GPUs",
         ),
         (
-            {"resources": Resources(gpu=4)},
-            (replace(NODE, gpus=4), replace(NODE, gpus=4)),
-            "master-0 on host-1 holds 4, and RDMA is for nodes with 8 GPUs (`rdma.min_gpus`); "
-            "worker-0 on host-2 holds 4, and RDMA is for nodes with 8 GPUs (`rdma.min_gpus`)",
-        ),
-        (
             {},
             smaller(foreign=("python (pid 4711) on GPU 3",)),
             "on host-2 other programs use the GPUs: python (pid 4711) on GPU 3",
@@ -192,7 +186,7 @@ DOWN = replace(ROCE, up=False)
         ),
         (
             {},
-            (IB_NODE, replace(IB_NODE, hcas=(replace(ROCE, link_layer="RDMA over nothing"),))),
+            (replace(IB_NODE, hcas=IB_NODE.hcas[:2]), NODE),
             "the nodes have no link layer in common (InfiniBand here, Ethernet there)",
         ),
     ],
@@ -229,7 +223,7 @@ def test_instances_that_share_a_node_have_no_rdma() -> None:
 
 def test_a_job_without_gpus_hears_nothing_of_rdma() -> None:
     plan = planned(job(resources=Resources(cpu=1)), replace(NODE, gpus=0), replace(NODE, gpus=0))
-    assert (network(plan), plan.notes, plan.rdma.on) == (NO_RDMA, (), False)
+    assert (network(plan), plan.notes, plan.rdma.use) == (NO_RDMA, (), RdmaUse.OFF)
 
 
 def test_off_is_off() -> None:
@@ -237,8 +231,14 @@ def test_off_is_off() -> None:
     assert (network(plan), plan.notes) == (NO_RDMA, ())
 
 
-def test_a_lower_minimum_lets_smaller_nodes_in() -> None:
+def test_auto_is_for_large_nodes_and_on_for_all() -> None:
     four = replace(NODE, gpus=4)
+    plan = planned(job(resources=Resources(gpu=4)), four, four)
+    assert plan.notes == (
+        "RDMA stays off: master-0 on host-1 holds 4, and RDMA is for nodes with 8 GPUs (`rdma.min_gpus`); "
+        "worker-0 on host-2 holds 4, and RDMA is for nodes with 8 GPUs (`rdma.min_gpus`)",
+    )
+    assert planned(job(resources=Resources(gpu=4), rdma="on"), four, four).rdma.on
     plan = planned(job(resources=Resources(gpu=4), rdma={"min_gpus": 4}), four, four)
     assert plan.rdma.on
 
@@ -249,15 +249,14 @@ def test_one_port_of_several_that_is_down_is_told_and_not_used() -> None:
     assert network(plan)["NCCL_IB_HCA"] == "=mlx5_bond_0:1"
     assert plan.notes == (
         "RDMA is on (preset auto)",
-        "host-1: mlx5_bond_1:1 is not active",
-        "host-2: mlx5_bond_1:1 is not active",
+        "not active: mlx5_bond_1:1 on host-1, mlx5_bond_1:1 on host-2",
     )
 
 
 def test_little_locked_memory_is_told() -> None:
     plan = planned(job(), NODE, replace(NODE, memlock=8 << 20))
     assert plan.notes[1:] == (
-        "host-2: locked memory is limited to 8192 KiB and RDMA has to lock its buffers; "
+        "locked memory is limited on host-2, and RDMA has to lock its buffers; "
         "`ulimit -l unlimited` before `ray start` lifts that",
     )
 
@@ -315,7 +314,7 @@ def test_a_name_that_the_user_has_replaced_is_not_missed() -> None:
     ],
 )
 def test_lists_in_the_notation_of_nccl(pattern: str, chosen: list[str]) -> None:
-    assert matching(pattern, ["mlx5_0:1", "mlx5_bond_0:1", "mlx5_bond_1:1"]) == chosen
+    assert chosen_by(pattern, ["mlx5_0:1", "mlx5_bond_0:1", "mlx5_bond_1:1"]) == chosen
 
 
 # Specs and symbolic plans.
@@ -339,7 +338,7 @@ def test_a_plan_without_nodes_shows_what_on_would_set() -> None:
     found = network(plan_of(job(rdma={"when": "on", "preset": "hcc"})))
     assert found == {**HCC, "TP_SOCKET_IFNAME": "<interface of worker-0>"}
     assert network(plan_of(job(rdma="on")))["NCCL_IB_HCA"] == "<active RDMA ports of worker-0>"
-    assert plan_of(job()).rdma.on is None
+    assert plan_of(job()).rdma.use is RdmaUse.OPEN
 
 
 # The GID table.

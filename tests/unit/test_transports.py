@@ -50,6 +50,13 @@ def test_a_log_without_an_end_of_line_does_not_grow_in_memory() -> None:
     assert len(reader._rest) <= 4096
 
 
+def test_a_program_that_prints_such_lines_cannot_fill_the_store() -> None:
+    reader = TransportReader()
+    lines = b"".join(b"[send] via NET/K%d/0\n" % number for number in range(30_000))
+    assert len(reader.feed(lines) + reader.feed(lines)) == 8
+    assert TransportReader().feed(b"[send] via NET/%s/0\n" % (b"x" * 500)) == []
+
+
 @pytest.mark.parametrize(
     ("transports", "text"),
     [
