@@ -111,7 +111,7 @@ class Session:
             return None
         if self.embedded:
             raise UsageError(f"the Ray of this run is this machine alone: {room.why}")
-        return f"{room.why}; until nodes join, the job waits"
+        return f"{room.why}; until nodes join, the job waits (`timeouts.queue_s` limits that)"
 
     def archive(self) -> Any:
         """Return the archive, which the controller has started."""

@@ -310,8 +310,10 @@ def render(plan: Plan) -> str:
 
 def _rdma_line(rdma: RdmaDecision) -> str | None:
     if rdma.use is RdmaUse.OPEN:
-        when = "if every instance gets all GPUs of its node and the nodes have RDMA"
+        when = "if every instance gets a node of its own with all GPUs, and the nodes have RDMA"
         return f"RDMA: on {when} (`--set rdma=on` shows the variables of preset {rdma.preset})"
+    if rdma.use is RdmaUse.MISSED:
+        return f"RDMA: off, because {'; '.join(rdma.missing)}"
     return f"RDMA: on (preset {rdma.preset})" if rdma.on else None
 
 

@@ -70,9 +70,12 @@ def decide(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> Rdm
     placed = [Placed(member, fact) for member, fact in zip(gang, facts, strict=True)]
     known = all(fact.hardware is not None for fact in facts)
     must = wish.when is When.ON
-    missing = tuple(_missing(placed, None if must else wish.min_gpus)) if known else _alone(placed)
+    few = () if must else _too_few(placed, wish.min_gpus or 0)
+    missing = (*few, *(_missing(placed) if known else ()))
     if missing and must:
-        raise PlanError(f"rdma is on, but {told(missing)}")
+        raise PlanError(
+            f"rdma is on, but {told(missing)} (`raycontrol doctor` says what to do; with `rdma: auto` the job goes without)"
+        )
     if missing:
         return RdmaDecision(RdmaUse.MISSED, missing=missing)
     return RdmaDecision(RdmaUse.ON if known or must else RdmaUse.OPEN, preset=wish.preset)
@@ -129,17 +132,16 @@ def some(words: Sequence[str], separator: str = ", ") -> str:
 # What is missing.
 
 
-def _alone(placed: Sequence[Placed]) -> tuple[str, ...]:
-    return ("the job has one instance",) if len(placed) < 2 else ()
+def _too_few(placed: Sequence[Placed], min_gpus: int) -> tuple[str, ...]:
+    few = [item.member.name for item in placed if item.member.resources.gpu < min_gpus]
+    verb = "asks" if len(few) == 1 else "ask"
+    return (f"{some(few)} {verb} for fewer GPUs than `rdma.min_gpus` ({min_gpus})",) if few else ()
 
 
-def _missing(placed: Sequence[Placed], min_gpus: int | None) -> Iterator[str]:
-    """Yield what stands in the way."""
-    if alone := _alone(placed):
-        yield from alone
-        return
+def _missing(placed: Sequence[Placed]) -> Iterator[str]:
+    """Yield what stands in the way on the nodes."""
     yield from _sharers(placed)
-    yield from _of_gpus(placed, min_gpus)
+    yield from _of_gpus(placed)
     nodes = _by_node([item.facts for item in placed])
     if not any(hardware.hcas for hardware in nodes.values()):
         yield f"no RDMA device on {some(list(nodes))}"
@@ -157,13 +159,11 @@ def _sharers(placed: Sequence[Placed]) -> Iterator[str]:
             yield f"{count} instances share {names[ip]}"
 
 
-def _of_gpus(placed: Sequence[Placed], min_gpus: int | None) -> Iterator[str]:
+def _of_gpus(placed: Sequence[Placed]) -> Iterator[str]:
     for item in placed:
         hardware, held = _hardware(item.facts), item.member.resources.gpu
         if held < hardware.gpus:
             yield f"{item.on_node} holds {held:g} of its {hardware.gpus:g} GPUs"
-        elif min_gpus is not None and held < min_gpus:
-            yield f"{item.on_node} holds {held:g}, and RDMA is for nodes with {min_gpus} GPUs (`rdma.min_gpus`)"
     for node, hardware in _by_node([item.facts for item in placed]).items():
         if hardware.foreign:
             yield f"on {node} other programs use the GPUs: {some(hardware.foreign)}"

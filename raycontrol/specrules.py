@@ -27,6 +27,7 @@ from raycontrol.specparts import (
     RunOn,
     Success,
     Timeouts,
+    When,
     groups_of,
     lead_group,
     resources_of,
@@ -158,6 +159,26 @@ class _Sum:
             yield from self._of_one_mode()
         if self._known("mode") and self._spec.mode is Mode.RAY:
             yield from self._ray_resources()
+        if self._known("rdma") and self._spec.rdma.when is When.ON:
+            yield from self._rdma_on()
+
+    def _rdma_on(self) -> Iterator[Problem]:
+        """What no nodes can mend."""
+        path: Keys = ("rdma", "when") if isinstance(self._written.get("rdma"), Mapping) else ("rdma",)
+        if self._groups and sum(group.count for group in self._groups.values()) < 2:
+            yield Problem(path, "must not be on for a single instance, which has nobody to talk to")
+        for name, group in self._groups.items():
+            gpu = resources_of(self._spec.resources, group).gpu
+            if (
+                gpu < 1
+                and self._known("resources", "gpu")
+                and self._known("groups", name, "resources", "gpu")
+            ):
+                yield Problem(
+                    path,
+                    f"must not be on where instances hold no whole GPUs; {name} has {gpu:g} (`resources.gpu`)",
+                )
+                return
 
     def _known(self, *path: str) -> bool:
         """Whether the value at ``path`` is the user's (or the default), not one that was taken away."""

@@ -100,6 +100,8 @@ def _notes(node: NodeInfo) -> Iterable[str]:
         yield node.silent
     if node.facts is not None and node.facts.driver.problem is not None:
         yield node.facts.driver.problem
+    if node.facts is not None and node.total.get("GPU") and not node.facts.gpus:
+        yield "logical GPUs"
 
 
 def _few(items: Sequence[str], shown: int) -> str:

@@ -108,12 +108,19 @@ def _shown(services: Services, as_json: bool, once: bool) -> Iterator[Show]:
     if as_json:
         yield lambda look: out.json_line(document(look))
     elif once:
-        yield lambda look: out.table(COLUMNS, rows(look))
+        yield lambda look: _print_once(services, look)
     elif out.terminal:
         with out.live(COLUMNS) as show:
             yield lambda look: show(rows(look))
     else:
         yield lambda look: _print_block(services, look)
+
+
+def _print_once(services: Services, look: Look) -> None:
+    shown = rows(look)
+    services.out.table(COLUMNS, shown)
+    if not shown:
+        services.out.note("nothing runs")
 
 
 def _print_block(services: Services, look: Look) -> None:

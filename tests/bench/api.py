@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ POLLS_PER_S = 50
 LIST = "/api/v1/jobs?limit=100"
 SPAWN = multiprocessing.get_context("spawn")
 WAIT_S = 60.0
-QUIET, POLLED, FOLLOWED = "nobody asks", "polled", "polled and followed"
+QUIET, POLLED, FOLLOWED = WAYS = ("nobody asks", "polled", "polled and followed")
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class Sizes:
     seconds: int
     listed: int
 
-    @property
-    def lines(self) -> int:
-        return self.seconds * LINES_PER_S
-
 
 @dataclass(frozen=True)
 class Turn:
-    """What one job's turn came to: seconds that polls took, CPU seconds of the job and the server, missed lines."""
+    """What one job's turn came to: the seconds of each poll, CPU seconds of the job, and a second of the server.
+
+    ``lines`` were to be read by all followers, ``missed`` were not; ``wrong`` followers have not read just the log.
+    """
 
     listed_s: Sequence[float]
     empty_s: Sequence[float]
     job_cpu_s: float
     server_cpu_s: float
+    lines: int
     missed: int
     wrong: int
 
@@ -101,6 +101,12 @@ class Served(Server):
             wanted = {"name": f"bench-{number}", "role": "viewer", "user": "bench"}
             self.tokens.append(self.ask("POST", "/tokens", json=wanted)["token"])
             time.sleep(1 / POLLS_PER_S)
+
+    def submit(self, spec: dict[str, Any]) -> str:
+        return str(self.ask("POST", "/jobs", json={"spec": spec})["id"])
+
+    def state(self, job_id: str) -> str:
+        return str(self.ask("GET", f"/jobs/{job_id}")["state"])
 
     def ask(self, method: str, path: str, **options: Any) -> Any:
         answer = self.curl(method, f"/api/v1{path}", **options)
@@ -144,88 +150,83 @@ def main() -> None:
             worker(partial(follow, server.port, server.tokens)) as followers,
             worker(partial(poll, server.port, empty_port, server.tokens)) as pollers,
         ):
-            report(sizes, measure(sizes, server, followers, pollers, Path(home)), server, load)
+            turns = Bench(sizes, server, followers, pollers, Path(home)).measure()
+        report(sizes, turns, load)
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------
 
 
-def measure(
-    sizes: Sizes, server: Served, followers: Connection, pollers: Connection, folder: Path
-) -> dict[str, list[Turn]]:
-    """Return the turns of each way; the first of each is short, pays for what the rest finds ready, and is left out."""
-    ways = {QUIET: (False, False), POLLED: (True, False), FOLLOWED: (True, True)}
-    turns: dict[str, list[Turn]] = {name: [] for name in ways}
-    short = Sizes(1, sizes.followers, 2, sizes.listed)
-    numbers = itertools.count()
-    for name, (polled, followed) in ways.items():
-        turn(short, server, followers if followed else None, pollers if polled else None, folder, numbers)
-        turns[name].clear()
-    print(f"the server's memory before: {server.memory_mib:.0f} MiB", flush=True)
-    for _ in range(sizes.rounds):
-        for name, (polled, followed) in ways.items():
-            turns[name].append(
-                turn(
-                    sizes,
-                    server,
-                    followers if followed else None,
-                    pollers if polled else None,
-                    folder,
-                    numbers,
-                )
-            )
-    return turns
+@dataclass(frozen=True)
+class Bench:
+    """A server, and those who ask it. ``folder`` is where jobs look for the file that lets them begin."""
 
+    sizes: Sizes
+    server: Served
+    followers: Connection
+    pollers: Connection
+    folder: Path
 
-def turn(
-    sizes: Sizes,
-    server: Served,
-    followers: Connection | None,
-    pollers: Connection | None,
-    folder: Path,
-    numbers: Iterator[int],
-) -> Turn:
-    """Run one job. It begins when all who follow it have the head of their answer."""
-    go = folder / f"go-{next(numbers)}"
-    arguments = [str(go), *map(str, (sizes.lines, LINES_PER_S, WORK))]
-    spec = {
-        "name": "bench",
-        "command": [sys.executable, "-c", JOB, *arguments],
-        "resources": {"cpu": 0.1},
-    }
-    job_id = server.ask("POST", "/jobs", json={"spec": spec})["id"]
-    wait_until(lambda: server.log(job_id), WAIT_S, f"{job_id} is ready")
-    if followers is not None:
-        followers.send((job_id, sizes.followers))
-        assert followers.recv() == "attached"
-    if pollers is not None:
-        pollers.send(sizes.seconds)
-    cpu_s = server.cpu_s
-    go.touch()
-    listed_s, empty_s = ([], []) if pollers is None else pollers.recv()
-    time.sleep(sizes.seconds if pollers is None else 0)
-    cpu_s = server.cpu_s - cpu_s
-    wait_until(
-        lambda: server.ask("GET", f"/jobs/{job_id}")["state"] == "SUCCEEDED", WAIT_S, f"{job_id} ended well"
-    )
-    written = server.log(job_id)
-    assert len(written) == sizes.lines + 2, f"{job_id} wrote {len(written)} lines"
-    seen: Counter[tuple[str, ...]] = Counter() if followers is None else followers.recv()
-    return Turn(
-        listed_s,
-        empty_s,
-        job_cpu_s=float(written[-1].split()[1]),
-        server_cpu_s=cpu_s,
-        missed=sum((Counter(written) - Counter(lines)).total() * count for lines, count in seen.items()),
-        wrong=sum(count for lines, count in seen.items() if list(lines) != written),
-    )
+    def measure(self) -> dict[str, list[Turn]]:
+        """Return the turns of each way. A short one of each comes before, and pays for what the rest finds ready."""
+        for way in WAYS:
+            self.turn(way, 2)
+        print(f"the server's memory before: {self.server.memory_mib:.0f} MiB", flush=True)
+        turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
+        for _ in range(self.sizes.rounds):
+            for way in WAYS:
+                turns[way].append(self.turn(way, self.sizes.seconds))
+        print(f"the server's memory after:  {self.server.memory_mib:.0f} MiB")
+        return turns
+
+    def turn(self, way: str, seconds: int) -> Turn:
+        """Run one job. It begins when all who follow it have the head of their answer."""
+        go = Path(tempfile.mkdtemp(dir=self.folder)) / "go"
+        job_id = self._submit(go, seconds)
+        followed = way == FOLLOWED
+        if followed:
+            self.followers.send((job_id, self.sizes.followers))
+            assert self.followers.recv() == "attached"
+        cpu_s = self.server.cpu_s
+        go.touch()
+        listed_s, empty_s = self._polls(seconds) if way != QUIET else self._no_polls(seconds)
+        cpu_s = self.server.cpu_s - cpu_s
+        wait_until(lambda: self.server.state(job_id) == "SUCCEEDED", WAIT_S, f"{job_id} ended well")
+        written = self.server.log(job_id)
+        assert len(written) == seconds * LINES_PER_S + 2, f"{job_id} wrote {len(written)} lines"
+        seen: Counter[tuple[str, ...]] = self.followers.recv() if followed else Counter()
+        return Turn(
+            listed_s,
+            empty_s,
+            job_cpu_s=float(written[-1].split()[1]),
+            server_cpu_s=cpu_s / seconds,
+            lines=len(written) * seen.total(),
+            missed=sum((Counter(written) - Counter(lines)).total() * count for lines, count in seen.items()),
+            wrong=sum(count for lines, count in seen.items() if list(lines) != written),
+        )
+
+    def _submit(self, go: Path, seconds: int) -> str:
+        """Return the id of a job that is ready to begin."""
+        arguments = [str(go), *map(str, (seconds * LINES_PER_S, LINES_PER_S, WORK))]
+        command = [sys.executable, "-c", JOB, *arguments]
+        job_id = self.server.submit({"name": "bench", "command": command, "resources": {"cpu": 0.1}})
+        wait_until(lambda: self.server.log(job_id), WAIT_S, f"{job_id} is ready")
+        return job_id
+
+    def _polls(self, seconds: int) -> tuple[list[float], list[float]]:
+        self.pollers.send(seconds)
+        listed_s, empty_s = self.pollers.recv()
+        return listed_s, empty_s
+
+    def _no_polls(self, seconds: int) -> tuple[list[float], list[float]]:
+        time.sleep(seconds)
+        return [], []
 
 
 def fill(server: Served, listed: int) -> None:
     """Put jobs into the list that fit nowhere, and stop them: they take no time of the cluster."""
-    spec = {"name": "listed", "command": "true", "resources": {"cpu": 1000}}
     for _ in range(listed):
-        job_id = server.ask("POST", "/jobs", json={"spec": spec})["id"]
+        job_id = server.submit({"name": "listed", "command": "true", "resources": {"cpu": 1000}})
         server.ask("POST", f"/jobs/{job_id}/stop", json={"why": "only to be listed"})
         time.sleep(2 / POLLS_PER_S)
 
@@ -410,40 +411,38 @@ def request(port: int, path: str, token: str, *more: str) -> bytes:
 # -- what is said ----------------------------------------------------------------------------------------------------
 
 
-def report(sizes: Sizes, turns: dict[str, list[Turn]], server: Served, load: float) -> None:
-    print(f"the server's memory after:  {server.memory_mib:.0f} MiB")
+def report(sizes: Sizes, turns: Mapping[str, Sequence[Turn]], load: float) -> None:
     print(
         f"{sizes.rounds} rounds of {sizes.seconds} s; {sizes.followers} followers, {LINES_PER_S} lines a second; "
-        f"{POLLS_PER_S} polls a second each; {sizes.listed} ended jobs in the list; load average before: {load:.1f}"
+        f"{POLLS_PER_S} polls a second of each; {sizes.listed} ended jobs in the list; load average before: {load:.1f}"
     )
-    print(f"\n{'':<30} {'p50':>22} {'p99':>30} {'p99, to the empty':>24}")
-    for name in (POLLED, FOLLOWED):
-        answers = [(one.listed_s, one.empty_s) for one in turns[name]]
-        ratios = [p99(listed) / p99(empty) for listed, empty in answers]
-        print(f"empty route, {name:<24} {told_ms([empty for _, empty in answers])}")
-        print(f"list, {name:<24} {told_ms([listed for listed, _ in answers])} {told(ratios)}")
-    print(f"\n{'':<30} {'CPU s of the job':>24} {'to the first':>24} {'of the server, a second':>24}")
-    first = [one.job_cpu_s for one in turns[QUIET]]
-    for name, ones in turns.items():
-        taken = [one.job_cpu_s for one in ones]
+    print(f"\n{'':<32} {'p50, ms':>26} {'p99, ms':>26} {'p99, to the empty':>26}")
+    for way in (POLLED, FOLLOWED):
+        answers = [(turn.listed_s, turn.empty_s) for turn in turns[way]]
+        ratios = [p99(listed_s) / p99(empty_s) for listed_s, empty_s in answers]
+        print(f"{f'empty route, {way}':<32} {told_ms([empty_s for _, empty_s in answers])}")
+        print(f"{f'list, {way}':<32} {told_ms([listed_s for listed_s, _ in answers])} {told(ratios)}")
+    print(f"\n{'':<32} {'CPU s of the job':>26} {'to the first':>26} {'of the server, a second':>26}")
+    first = [turn.job_cpu_s for turn in turns[QUIET]]
+    for way in WAYS:
+        taken = [turn.job_cpu_s for turn in turns[way]]
         ratios = [one / other for one, other in zip(taken, first, strict=True)]
-        served_s = [one.server_cpu_s / sizes.seconds for one in ones]
-        print(f"{name:<30} {told(taken)} {told(ratios)} {told(served_s)}")
-    missed = sum(one.missed for one in turns[FOLLOWED])
-    wrong = sum(one.wrong for one in turns[FOLLOWED])
-    print(f"\nlines missed: {missed} of {sizes.rounds * sizes.followers * (sizes.lines + 2)}")
-    if missed or wrong:
+        print(f"{way:<32} {told(taken)} {told(ratios)} {told([turn.server_cpu_s for turn in turns[way]])}")
+    followed = turns[FOLLOWED]
+    missed, wrong = sum(turn.missed for turn in followed), sum(turn.wrong for turn in followed)
+    print(f"\nlines missed: {missed} of {sum(turn.lines for turn in followed)}")
+    if wrong:
         sys.exit(f"bench: {wrong} followers have not read what the job wrote")
 
 
 def told_ms(rounds: Sequence[Sequence[float]]) -> str:
-    halves = [1000 * statistics.median(taken) for taken in rounds]
-    worst = [1000 * p99(taken) for taken in rounds]
-    return f"{told(halves)} ms {told(worst)} ms"
+    middle = [1000 * statistics.median(taken) for taken in rounds]
+    return f"{told(middle)} {told([1000 * p99(taken) for taken in rounds])}"
 
 
 def told(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):8.3f} ({min(values):.3f} … {max(values):.3f})"
+    text = f"{statistics.median(values):.3f} ({min(values):.3f} … {max(values):.3f})"
+    return f"{text:>26}"
 
 
 def p99(taken: Sequence[float]) -> float:

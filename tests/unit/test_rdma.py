@@ -11,7 +11,7 @@ from raycontrol import presets
 from raycontrol.backends import make_plan, plan_of
 from raycontrol.errors import PlanError, SpecError
 from raycontrol.hardware import Essentials, Gid, Hca, roce_index
-from raycontrol.plan import Brief, Facts, Plan, RdmaUse
+from raycontrol.plan import Brief, Facts, Plan, RdmaUse, render
 from raycontrol.rdma import chosen_by
 from raycontrol.spec import JobSpec, Resources, Site, members
 
@@ -194,19 +194,20 @@ DOWN = replace(ROCE, up=False)
 def test_what_is_missing_keeps_auto_off_and_is_an_error_with_on(
     fields: dict[str, Any], nodes: tuple[Essentials, ...], why: str
 ) -> None:
-    plan = planned(job(**fields), *nodes)
+    plan = planned(job(rdma={"min_gpus": 1}, **fields), *nodes)
     assert network(plan) == NO_RDMA
     assert plan.notes == (f"RDMA stays off: {why}",)
     with pytest.raises(PlanError) as caught:
         planned(job(rdma="on", **fields), *nodes)
-    assert str(caught.value) == f"rdma is on, but {why}"
+    advice = "(`raycontrol doctor` says what to do; with `rdma: auto` the job goes without)"
+    assert str(caught.value) == f"rdma is on, but {why} {advice}"
 
 
 def test_one_instance_has_no_rdma_and_nothing_is_said_of_it() -> None:
     plan = planned(job(nodes=1))
     assert (network(plan, "master-0"), plan.notes) == (NO_RDMA, ())
-    with pytest.raises(PlanError, match="rdma is on, but the job has one instance"):
-        plan_of(job(nodes=1, rdma="on"))
+    with pytest.raises(SpecError, match="rdma: must not be on for a single instance"):
+        job(nodes=1, rdma="on")
 
 
 def test_instances_that_share_a_node_have_no_rdma() -> None:
@@ -218,12 +219,21 @@ def test_instances_that_share_a_node_have_no_rdma() -> None:
         )
         for member in gang
     )
-    assert make_plan(spec, BRIEF, together).rdma.missing[0] == "2 instances share host-1"
+    assert "2 instances share host-1" in make_plan(spec, BRIEF, together).rdma.missing
 
 
 def test_a_job_without_gpus_hears_nothing_of_rdma() -> None:
     plan = planned(job(resources=Resources(cpu=1)), replace(NODE, gpus=0), replace(NODE, gpus=0))
     assert (network(plan), plan.notes, plan.rdma.use) == (NO_RDMA, (), RdmaUse.OFF)
+
+
+@pytest.mark.parametrize("gpu", [0, 0.5])
+def test_on_without_whole_gpus_is_a_fault_of_the_spec(gpu: float) -> None:
+    with pytest.raises(SpecError) as caught:
+        job(resources=Resources(gpu=gpu), rdma={"when": "on"})
+    assert str(caught.value) == (
+        f"rdma.when: must not be on where instances hold no whole GPUs; master has {gpu:g} (`resources.gpu`)"
+    )
 
 
 def test_off_is_off() -> None:
@@ -234,9 +244,9 @@ def test_off_is_off() -> None:
 def test_auto_is_for_large_nodes_and_on_for_all() -> None:
     four = replace(NODE, gpus=4)
     plan = planned(job(resources=Resources(gpu=4)), four, four)
-    assert plan.notes == (
-        "RDMA stays off: master-0 on host-1 holds 4, and RDMA is for nodes with 8 GPUs (`rdma.min_gpus`); "
-        "worker-0 on host-2 holds 4, and RDMA is for nodes with 8 GPUs (`rdma.min_gpus`)",
+    assert plan.notes == ("RDMA stays off: master-0, worker-0 ask for fewer GPUs than `rdma.min_gpus` (8)",)
+    assert render(plan_of(job(resources=Resources(gpu=4)))).splitlines()[1] == (
+        "RDMA: off, because master-0, worker-0 ask for fewer GPUs than `rdma.min_gpus` (8)"
     )
     assert planned(job(resources=Resources(gpu=4), rdma="on"), four, four).rdma.on
     plan = planned(job(resources=Resources(gpu=4), rdma={"min_gpus": 4}), four, four)

@@ -239,7 +239,9 @@ def test_a_wrong_token_is_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_url_of_a_server_is_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(UsageError, match=r"^RAYCONTROL_URL: must be a URL such as https://head:8642, without"):
+    with pytest.raises(
+        UsageError, match=r"^RAYCONTROL_URL: must be a URL such as https://head:8642, without"
+    ):
         Settings.load(home(tmp_path) | {"RAYCONTROL_URL": url})
 
 
