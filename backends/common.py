@@ -154,8 +154,8 @@ def _gpu_problems(gang: Sequence[Member], facts: Sequence[Facts]) -> Iterator[st
 
 def _shared_gpus(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> Iterator[str]:
     """Warn when two ranks would share a GPU."""
-    if spec.mode is Mode.PS:  # its processes do not talk through NCCL
-        return
+    if spec.mode is Mode.PS and any(member.role == "ps" for member in gang):
+        return  # parameter servers and their workers do not talk through NCCL
     for member in gang:
         gpus = max(1, int(member.resources.gpu))
         if member.resources.gpu > 0 and member.slots > gpus:

@@ -292,6 +292,8 @@ def foreign(node: NodeFacts) -> tuple[str, ...]:
         for gpu in node.gpus
         for process in gpu.processes
         if process.attempt_id is None
+    ) + tuple(
+        f"not to be told on GPU {gpu.index} ({gpu.fault})" for gpu in node.gpus if gpu.fault is not None
     )
 
 

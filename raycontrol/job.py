@@ -214,7 +214,7 @@ def _rdma_info(job: Job, plan: Plan | None) -> str | None:
     """What NCCL has said counts; before that, what was planned."""
     named = [name for item in job.instances for name in item.transports]
     seen = transports.usage(named)
-    if plan is None or plan.rdma.use is RdmaUse.OFF:
+    if plan is None or plan.rdma.use in (RdmaUse.OFF, RdmaUse.OPEN):
         return seen
     if plan.rdma.on:
         return seen or "not known yet"
@@ -252,7 +252,9 @@ def _instance_info(item: Instance, plan: Plan | None) -> InstanceInfo:
 
 def _variables(item: Instance, plan: Plan | None) -> dict[str, Variable]:
     """Return what was set about network and GPUs, with where it comes from."""
-    if plan is None:
+    if (
+        plan is None or item.facts is None or item.facts.hardware is None
+    ):  # an older version planned otherwise
         return {}
     environment = plan.environment[item.name]
     return {

@@ -168,14 +168,15 @@ def _addresses() -> dict[str, tuple[str, ...]]:
     except OSError as error:
         log.debug("no addresses of interfaces: %s", error)
         return {}
-    return {
-        name: tuple(
+    addresses: dict[str, tuple[str, ...]] = {}
+    for label, entries in found.items():
+        name = label.partition(":")[0]  # an address may have a label of its own: eth0:1
+        addresses[name] = addresses.get(name, ()) + tuple(
             _with_prefix(entry.address, entry.netmask)
             for entry in entries
             if entry.family in (socket.AF_INET, socket.AF_INET6)
         )
-        for name, entries in found.items()
-    }
+    return addresses
 
 
 def _with_prefix(address: str, netmask: str | None) -> str:

@@ -57,7 +57,7 @@ def may_be_used(spec: JobSpec) -> bool:
             return True
         case When.AUTO:
             gang = members(spec)
-            return len(gang) > 1 and all(member.resources.gpu >= 1 for member in gang)
+            return len(gang) > 1 and any(member.resources.gpu >= 1 for member in gang)
 
 
 def decide(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> RdmaDecision:
@@ -71,7 +71,7 @@ def decide(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> Rdm
     known = all(fact.hardware is not None for fact in facts)
     must = wish.when is When.ON
     few = () if must else _too_few(placed, wish.min_gpus or 0)
-    missing = (*few, *(_missing(placed) if known else ()))
+    missing = (*few, *_forbidden(placed), *(_missing(placed) if known else ()))
     if missing and must:
         raise PlanError(
             f"rdma is on, but {told(missing)} (`raycontrol doctor` says what to do; with `rdma: auto` the job goes without)"
@@ -136,6 +136,12 @@ def _too_few(placed: Sequence[Placed], min_gpus: int) -> tuple[str, ...]:
     few = [item.member.name for item in placed if item.member.resources.gpu < min_gpus]
     verb = "asks" if len(few) == 1 else "ask"
     return (f"{some(few)} {verb} for fewer GPUs than `rdma.min_gpus` ({min_gpus})",) if few else ()
+
+
+def _forbidden(placed: Sequence[Placed]) -> Iterator[str]:
+    names = [item.member.name for item in placed if item.member.env.get("NCCL_IB_DISABLE") == "1"]
+    if names:
+        yield f"the job's env has NCCL_IB_DISABLE=1 ({some(names)})"
 
 
 def _missing(placed: Sequence[Placed]) -> Iterator[str]:
@@ -241,7 +247,7 @@ def _check_names(preset: Preset, fact: Facts, values: Mapping[str, Value]) -> No
     if hardware is None:
         return
     known: dict[str, list[str]] = {
-        "NCCL_IB_HCA": [hca.name for hca in hardware.hcas if hca.up],
+        "NCCL_IB_HCA": [hca.name for hca in hardware.hcas if hca.up and hca.provider],
         "NCCL_SOCKET_IFNAME": list(hardware.interfaces),
         "GLOO_SOCKET_IFNAME": list(hardware.interfaces),
     }

@@ -213,7 +213,6 @@ def of_world(call: Call, number: str) -> Program:
     environ = {**environ, WORLD: number}
     if call.name != HOROVODRUN:
         return program, argv, environ
-    argv = on_our_network(argv, environ)
     supplied = read_environment(call.private)
     changed = [name for name, value in environ.items() if looks_secret(name) and supplied.get(name) != value]
     environ[SEND] = " ".join(changed)
@@ -221,19 +220,6 @@ def of_world(call: Call, number: str) -> Program:
     # mpirun passes the values of such names on by itself, and has only the names on command lines.
     kept_back = own if "--mpi" in argv else [*own, *changed]
     return horovodrun(program, argv, environ, kept_back, call.settings["hidden"])
-
-
-def on_our_network(argv: list[str], environ: Environment) -> list[str]:
-    """Return horovodrun's line with the interface to use, where the user has named none.
-
-    It looks for one itself, and takes any by which its hosts reach some machine of that address: a docker bridge has the
-    same address on every host.
-    """
-    interface = environ.get("HOROVOD_GLOO_IFACE")
-    named = any(word.startswith(("--network-interface", "--config-file")) for word in argv)
-    if not interface or named:
-        return argv
-    return [argv[0], "--network-interfaces", interface, *argv[1:]]
 
 
 def own_names(environ: Environment, supplied: Environment, hidden: Sequence[str]) -> list[str]:
@@ -256,6 +242,8 @@ def looks_secret(name: str) -> bool:
 # horovodrun writes its whole environment on the command lines of its ranks, except what this set of its own names.
 # Ranks on its own host inherit its environment as processes do, so that nothing is missing there; ranks on other hosts
 # inherit their instance's.
+# For other hosts it looks for a network of its own, and takes any by which they reach some machine of that address: a
+# docker bridge has the same address on every host. So it is told the interface, unless the user has named one.
 HOROVODRUN_PROGRAM = """
 import os, re, runpy, sys
 names, dropped, sys.argv = sys.argv[1].split(), sys.argv[2].split(), sys.argv[3:]
@@ -267,6 +255,15 @@ try:
 except (ImportError, AttributeError):
     for name in dropped:
         os.environ.pop(name, None)
+try:
+    from horovod.runner.driver import driver_service
+    search, ours = driver_service.get_common_interfaces, os.environ.get("HOROVOD_GLOO_IFACE")
+    def chosen(settings, all_hosts, remote_hosts=None, *rest, **named):
+        known = ours and remote_hosts and not settings.nics
+        return {ours} if known else search(settings, all_hosts, remote_hosts, *rest, **named)
+    driver_service.get_common_interfaces = chosen
+except (ImportError, AttributeError):
+    pass
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

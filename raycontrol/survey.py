@@ -74,12 +74,11 @@ class Survey:
     async def _facts(self, node_id: str, peers: Sequence[str]) -> NodeFacts:
         if not self.check:
             return await self._in_time(self.cluster.facts(node_id, False))
-        # Before the node is busy with the rest, which would delay its answer.
-        offset_s = await self._if_possible(self._offset_s(node_id))
-        facts, lookups = await asyncio.gather(
-            self._in_time(self.cluster.facts(node_id, True)),
-            self._if_possible(self.cluster.look_up(node_id, peers, min(LOOKUP_S, self.answer_s))),
+        facts, offset_s = await asyncio.gather(
+            self._in_time(self.cluster.facts(node_id, True)), self._if_possible(self._offset_s(node_id))
         )
+        # Not beside the clock's readings: many look-ups would delay the node's answer.
+        lookups = await self._if_possible(self.cluster.look_up(node_id, peers, min(LOOKUP_S, self.answer_s)))
         return facts.model_copy(update={"clock_offset_s": offset_s, "lookups": tuple(lookups or ())})
 
     async def _offset_s(self, node_id: str) -> float:

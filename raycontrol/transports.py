@@ -50,9 +50,10 @@ def usage(transports: Collection[str]) -> str | None:
     others = sorted(set(transports) - {SOCKET})
     if not others:
         return f"not in use: NET/{SOCKET}"
-    direct = all(name.endswith(f"/{GDRDMA}") for name in others)
+    direct = [name.endswith(f"/{GDRDMA}") for name in others]
     kinds = sorted({name.partition("/")[0] for name in others if not name.startswith("IB")})
-    how = ", ".join([*(f"NET/{kind}" for kind in kinds), *([GDRDMA] if direct else [])])
+    ways = [GDRDMA if all(direct) else f"{GDRDMA} in part"] if any(direct) else []
+    how = ", ".join([*(f"NET/{kind}" for kind in kinds), *ways])
     text = f"in use ({how})" if how else "in use"
     return f"{text}, but NET/{SOCKET} too" if sockets else text
 

@@ -234,7 +234,7 @@ class GpuAlarms:
 def idle_words(indexes: Sequence[int], idle_s: float) -> str:
     """Return ``its GPUs 0, 1 have been idle for 10 min``."""
     which = "GPU {} has" if len(indexes) == 1 else "GPUs {} have"
-    span = f"{idle_s / 60:.0f} min" if idle_s >= 60 else f"{idle_s:g} s"
+    span = f"{idle_s / 60:g} min" if idle_s % 60 == 0 else f"{idle_s:g} s"
     return f"its {which.format(', '.join(map(str, indexes)))} been idle for {span}"
 
 

@@ -466,19 +466,33 @@ def test_what_each_instance_supplies_is_not_on_horovodruns_command_lines(horovod
 
 
 @pytest.mark.parametrize(
-    ("line", "added"),
+    ("interface", "named", "remote", "chosen"),
     [
-        (("-np", "2", "python", "train.py"), ("--network-interfaces", "eth0")),
-        (("--network-interface", "ib0", "-np", "2", "python", "train.py"), ()),
-        (("--config-file", "run.yaml", "-np", "2", "python", "train.py"), ()),
+        ("eth0", None, ["10.0.0.2"], ["eth0"]),
+        ("eth0", ["ib0"], ["10.0.0.2"], ["searched"]),
+        ("eth0", None, [], ["searched"]),
+        ("", None, ["10.0.0.2"], ["searched"]),
     ],
 )
-def test_horovodrun_is_told_the_interface_unless_the_user_has_named_one(
-    horovod: Instance, line: tuple[str, ...], added: tuple[str, ...]
+def test_horovodrun_is_told_the_network_for_other_hosts_unless_the_user_has_named_one(
+    horovod: Instance, interface: str, named: list[str] | None, remote: list[str], chosen: list[str]
 ):
     Gate(horovod).serve({"go": 1})
-    horovod.environ["HOROVOD_GLOO_IFACE"] = "eth0"
-    assert shown(horovod, *line)["argv"] == [str(horovod.mpi / "horovodrun"), *added, *line]
+    driver = horovod.mpi / "horovod" / "runner" / "driver"
+    driver.mkdir()
+    (driver / "__init__.py").touch()
+    (driver / "driver_service.py").write_text(
+        "def get_common_interfaces(settings, all_hosts, remote_hosts=None, fn_cache=None):\n    return {'searched'}\n"
+    )
+    program = (
+        f"#!{sys.executable}\nimport json, types\nfrom horovod.runner.driver import driver_service\n"
+        f"settings = types.SimpleNamespace(nics={named!r})\n"
+        f"print(json.dumps(sorted(driver_service.get_common_interfaces(settings, ['a'], {remote!r}, None))))\n"
+    )
+    write_script(horovod.mpi / "horovodrun", program)
+    horovod.environ["HOROVOD_GLOO_IFACE"] = interface
+    code, out, errors = horovod.end_of("horovodrun", "-np", "2", "python", "train.py")
+    assert (code, json.loads(out)) == (0, chosen), errors
 
 
 def test_mpirun_carries_secrets_that_the_start_command_changed_by_itself(horovod: Instance):

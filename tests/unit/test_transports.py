@@ -65,7 +65,7 @@ def test_a_program_that_prints_such_lines_cannot_fill_the_store() -> None:
         (["IB/GDRDMA"], "in use (GDRDMA)"),
         (["IBext_v8/GDRDMA", "IB/GDRDMA"], "in use (GDRDMA)"),
         (["IB"], "in use"),
-        (["IB", "IB/GDRDMA"], "in use"),
+        (["IB", "IB/GDRDMA"], "in use (GDRDMA in part)"),
         (["AWS Libfabric/GDRDMA"], "in use (NET/AWS Libfabric, GDRDMA)"),
         (["IB/GDRDMA", "Socket"], "in use (GDRDMA), but NET/Socket too"),
     ],
