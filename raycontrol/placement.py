@@ -78,12 +78,28 @@ def reserve(
 
 
 def _fits(wanted: Mapping[str, float], room: Mapping[str, float]) -> bool:
-    return all(room.get(name, 0.0) + EPSILON >= amount for name, amount in wanted.items())
+    amounts = all(room.get(name, 0.0) + EPSILON >= amount for name, amount in wanted.items())
+    return amounts and _has_gpu(wanted.get("GPU", 0.0), room.get("GPU", 0.0))
+
+
+def _has_gpu(share: float, free: float) -> bool:
+    """Whether one GPU has so large a share free. Ray tells only the sum: shares are taken to lie on as few GPUs as can be."""
+    rest = free - int(free + EPSILON)
+    return share >= 1 or free + EPSILON >= 1 or rest + EPSILON >= share
 
 
 def _take(room: dict[str, float], wanted: Mapping[str, float]) -> None:
     for name, amount in wanted.items():
-        room[name] = room.get(name, 0.0) - amount
+        room[name] = room.get(name, 0.0) - (_gpu_taken(amount, room) if name == "GPU" else amount)
+
+
+def _gpu_taken(share: float, room: Mapping[str, float]) -> float:
+    """Return by how much the free GPUs become less. A share that has to begin a GPU leaves of the one that was begun
+    before nothing that could be added to it, so that rest is given up."""
+    free = room.get("GPU", 0.0)
+    rest = free - int(free + EPSILON)
+    begins_another = 0 < share < 1 and rest > EPSILON and rest + EPSILON < share
+    return share + rest if begins_another else share
 
 
 def _match(
@@ -96,7 +112,7 @@ def _match(
     if len(members) > len(nodes):
         return None
     asked = {name for member in members for name in demand(member.resources)}
-    order = sorted(nodes, key=lambda node: (_emptiness(room[node.id], asked), node.name))
+    order = sorted(nodes, key=lambda node: (_emptiness(node, room[node.id], asked), node.name))
     chosen: dict[str, Node] = {}
     holder: dict[str, Member] = {}
     for member in members:
@@ -154,16 +170,22 @@ def _pack(
         fitting = [node for node in nodes if _fits(wanted, free[node.id])]
         if not fitting:
             return None
-        node = min(fitting, key=lambda item: (_emptiness(free[item.id], wanted), item.name))
+        node = min(fitting, key=lambda item: (_emptiness(item, free[item.id], wanted), item.name))
         _take(free[node.id], wanted)
         chosen[member.name] = node
     return chosen
 
 
-def _emptiness(room: Mapping[str, float], asked: Collection[str]) -> tuple[float, float, float]:
-    """Memory counts only where it is asked for: Ray's figures differ by some bytes between machines that are equal."""
+def _emptiness(
+    node: Node, room: Mapping[str, float], asked: Collection[str]
+) -> tuple[bool, float, float, float]:
+    """Nodes that nobody uses come last, however small they are: they stay whole for those who need whole ones.
+
+    Memory counts only where it is asked for: Ray's figures differ by some bytes between machines that are equal.
+    """
+    untouched = all(room.get(name, 0.0) + EPSILON >= node.total.get(name, 0.0) for name in ("GPU", "CPU"))
     memory = room.get("memory", 0.0) if "memory" in asked else 0.0
-    return room.get("GPU", 0.0), room.get("CPU", 0.0), memory
+    return untouched, room.get("GPU", 0.0), room.get("CPU", 0.0), memory
 
 
 def _in_name_order(members: Sequence[Member], chosen: Mapping[str, Node]) -> tuple[Assignment, ...]:

@@ -94,6 +94,22 @@ def test_a_gang_of_more_than_a_thousand_fits() -> None:
     assert rooms(place(gang(1100), STRICT, hosts)) == [node.name for node in hosts]
 
 
+def test_a_node_that_nobody_uses_comes_last_however_small_it_is() -> None:
+    whole, used = host("1", gpu=4), host("2", gpu=8, GPU=5)
+    assert rooms(place(gang(1, resources=Resources(gpu=0.5)), STRICT, [whole, used])) == ["2"]
+    small, large = host("1", cpu=8), host("2", cpu=64, CPU=20)
+    assert rooms(place(gang(1), STRICT, [small, large])) == ["2"]
+    assert rooms(place(gang(2), PACK, [small, large])) == ["2", "2"]
+
+
+def test_a_share_is_of_one_gpu_not_of_what_several_have_left() -> None:
+    three = gang(3, resources=Resources(cpu=0.1, gpu=0.6))
+    assert refusal(place(three, PACK, [host("1", gpu=2)])).never
+    assert rooms(place(three, PACK, [host("1", gpu=2), host("2", gpu=8)])) == ["1", "1", "2"]
+    (one,) = gang(1, resources=Resources(cpu=0.1, gpu=0.7))
+    assert not refusal(place((one,), STRICT, [host("1", gpu=1, GPU=0.5)])).never
+
+
 def test_pack_fills_the_fullest_node_first() -> None:
     hosts = [host("1", cpu=4), host("2", cpu=4, CPU=2)]
     assert rooms(place(gang(4), PACK, hosts)) == ["2", "1", "1", "2"]
