@@ -73,9 +73,18 @@ def parsed(line: bytes) -> InstanceUsage | None:
 
 def last_of(path: Path, count: int) -> tuple[InstanceUsage, ...]:
     """Return the last samples of a history, oldest first; () where there is none."""
-    window = min(LONGEST_HISTORY_BYTES, (count + 1) * LONGEST_SAMPLE_BYTES)
+    return last_in(end_of(path, window_bytes(count)), count)
+
+
+def window_bytes(count: int) -> int:
+    """Return how much of a history's end holds its last ``count`` samples."""
+    return min(LONGEST_HISTORY_BYTES, (count + 1) * LONGEST_SAMPLE_BYTES)
+
+
+def last_in(history: bytes, count: int) -> tuple[InstanceUsage, ...]:
+    """Return the last samples of the end of a history, oldest first."""
     found: list[InstanceUsage] = []
-    for line in reversed(end_of(path, window).splitlines()):
+    for line in reversed(history.splitlines()):
         if len(found) >= count:
             break
         if (sample := parsed(line)) is not None:

@@ -739,7 +739,9 @@ def test_what_the_facts_tell_is_among_the_events() -> None:
     bare = {name: replace(facts, hardware=Essentials(gpus=1)) for name, facts in jobs.FACTS.items()}
     job = after(job, InstancePrepared(1012.0, ATTEMPT, "master-0", bare["master-0"]))
     step = advance(job, InstancePrepared(1012.0, ATTEMPT, "worker-0", bare["worker-0"]))
-    assert step.notes[-1].message.startswith("prepared; RDMA stays off: master-0, worker-0 ask for fewer GPUs than ")
+    assert step.notes[-1].message.startswith(
+        "prepared; RDMA stays off: master-0, worker-0 ask for fewer GPUs than "
+    )
 
 
 @pytest.mark.parametrize(
