@@ -126,9 +126,15 @@ class _TooDeep(Exception):
 
 
 class _Composer(Composer):
+    """Gives up as soon as there is too much: to read the rest of a large text takes half a minute."""
+
     _depth = 0
+    _nodes = 0
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        self._nodes += 1
+        if self._nodes > 2 * MAX_VALUES:  # keys are nodes too
+            raise _TooMany
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _TooDeep
