@@ -130,7 +130,7 @@ def event_line(event: Event) -> str:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return why a job ended, the first cause first, with what the program last said."""
-    lines = [verdict.summary]
+    lines = [_one_line(verdict.summary)]
     if verdict.last_lines:
         lines.append(f"last lines of {verdict.instance or 'the program'}:")
         lines += [f"  | {line}" for line in verdict.last_lines]
@@ -171,7 +171,9 @@ def _note(info: JobInfo) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return the text in one line, without what would command the terminal: another user may have written it."""
+    words = " ".join(text.split())
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in words)
 
 
 def _cut(text: str) -> str:

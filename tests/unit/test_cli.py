@@ -16,9 +16,10 @@ import pytest
 
 from raycontrol.cli import invoke
 from raycontrol.cli.output import Output
+from raycontrol.cli.render import event_line
 from raycontrol.cli.services import Services
 from raycontrol.errors import ControllerUnavailable, VersionMismatch
-from raycontrol.status import InstanceState, JobState, Reason, Verdict
+from raycontrol.status import Event, InstanceState, JobState, Reason, Verdict
 from tests.fake_client import SUBMITTED_AT, FakeClient, FakeJob, instance, job_info, running_job
 
 ADDRESS = "10.0.0.1:6379"
@@ -632,3 +633,17 @@ def test_help_and_version_import_nothing_heavy() -> None:
 
 def test_commands_without_a_cluster_do_not_import_ray() -> None:
     assert imported_by("plan -- true", "env", "schema") <= {"pydantic", "rich", "asyncio"}
+
+
+def test_what_another_user_wrote_cannot_command_the_terminal() -> None:
+    event = Event(
+        at=0.0,
+        kind="StopRequested",
+        state=JobState.STOPPING,
+        reason=Reason.STOP_REQUESTED,
+        attempt=0,
+        message="stop\x1b]0;mine\x07 ü",
+        seq=1,
+        job_id="digits-1",
+    )
+    assert event_line(event).endswith("stop\\x1b]0;mine\\x07 ü")
