@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import threading
 import time
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from raycontrol.connect import environment, find_address, start_elsewhere, wait_for_another
-from raycontrol.errors import ControllerUnavailable
+from raycontrol.connect import environment, find_address, head_fault, start_elsewhere, wait_for_another
+from raycontrol.errors import ControllerUnavailable, HeadFault
 from raycontrol.settings import Settings
 from tests.unit.rights import NOBODY
 
@@ -108,6 +109,14 @@ def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_an_error_on_the_head_that_nobody_foresaw_is_no_absence_of_the_head() -> None:
+    fault = head_fault(KeyError("worker-0"))
+    assert str(fault) == "a call to the head failed: KeyError: 'worker-0'"
+    assert not isinstance(fault, ControllerUnavailable)
+    copy = pickle.loads(pickle.dumps(fault))
+    assert (type(copy), str(copy)) == (HeadFault, str(fault))
 
 
 def test_a_restart_is_over_when_another_process_answers() -> None:

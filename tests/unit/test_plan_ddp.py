@@ -17,6 +17,8 @@ from raycontrol.plan import (
     Orders,
     Plan,
     PlannedRun,
+    RdmaDecision,
+    RdmaUse,
     Stage,
     TcpReachable,
     orders,
@@ -169,6 +171,9 @@ def test_a_plan_with_real_facts_and_uneven_groups() -> None:
                 "XLA_PYTHON_CLIENT_MEM_FRACTION": "a share of 0.5 GPU",
             },
         },
+        rdma=RdmaDecision(
+            RdmaUse.MISSED, missing=("master-0, small-0 ask for fewer GPUs than `rdma.min_gpus` (8)",)
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ def entry(target: str = "digits-1", **values: object) -> AuditEntry:
 def secrets_on_disk(store: Store) -> list[tuple[str, str, str]]:
     with sqlite3.connect(store.home / "store.db") as connection:
         return connection.execute("SELECT job_id, name, value FROM secrets").fetchall()
+
+
+def bytes_on_disk(store: Store) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(store.home.glob("store.db*")))
 
 
 def end(store: Store, job_id: str, state: JobState = JobState.SUCCEEDED, **values: object) -> None:
@@ -87,6 +92,16 @@ def test_a_revoked_token_stays_revoked_and_an_unknown_one_is_a_usage_error(store
     assert store.access.revoke_token("laptop", now=1200.0).revoked_at == 1100.0
     with pytest.raises(UsageError, match="there is no token 'other'"):
         store.access.revoke_token("other", now=1100.0)
+
+
+def test_tokens_that_ended_long_ago_are_forgotten(store: Store) -> None:
+    store.access.add_token("aaaaaaaa", "a" * 64, info("expired", expires_at=1500.0), by="root")
+    store.access.add_token("bbbbbbbb", "b" * 64, info("revoked", expires_at=None), by="root")
+    store.access.add_token("cccccccc", "c" * 64, info("living", expires_at=None), by="root")
+    store.access.add_token("dddddddd", "d" * 64, info("recent", expires_at=2000.0), by="root")
+    store.access.revoke_token("revoked", now=1600.0)
+    store.access.forget_tokens(before=2000.0)
+    assert [token.name for token in store.access.tokens()] == ["living", "recent"]
 
 
 # Audit.
@@ -148,10 +163,38 @@ def test_secrets_are_gone_when_their_job_has_ended(store: Store, state: JobState
 
 def test_what_was_a_secret_is_overwritten_in_the_file(store: Store) -> None:
     store.add(row(), note(), belongings=Belongings(secrets={"HF_TOKEN": "hf_do-not-keep"}))
+    assert b"hf_do-not-keep" in bytes_on_disk(store)
     end(store, "digits-1")
-    with sqlite3.connect(store.home / "store.db") as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert b"hf_do-not-keep" not in (store.home / "store.db").read_bytes()
+    assert b"hf_do-not-keep" not in bytes_on_disk(store)
+
+
+def test_what_was_a_secret_of_a_removed_job_is_overwritten_too(store: Store) -> None:
+    store.add(row(), note(), belongings=Belongings(secrets={"HF_TOKEN": "hf_do-not-keep"}))
+    store.remove(["digits-1"])
+    assert b"hf_do-not-keep" not in bytes_on_disk(store)
+
+
+def test_a_reader_does_not_keep_secrets_alive_beyond_the_next_write(store: Store) -> None:
+    store.add(row(), note(), belongings=Belongings(secrets={"HF_TOKEN": "hf_do-not-keep"}))
+    with closing(sqlite3.connect(store.home / "store.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT id FROM jobs").fetchall()
+        end(store, "digits-1")
+        assert b"hf_do-not-keep" in bytes_on_disk(store)
+        reader.execute("COMMIT")
+        store.access.add_audit(entry())
+    assert b"hf_do-not-keep" not in bytes_on_disk(store)
+
+
+def test_a_store_that_is_opened_anew_overwrites_what_its_last_owner_could_not(store: Store) -> None:
+    store.add(row(), note(), belongings=Belongings(secrets={"HF_TOKEN": "hf_do-not-keep"}))
+    with closing(sqlite3.connect(store.home / "store.db", isolation_level=None)) as killed:
+        killed.execute("PRAGMA secure_delete=ON")
+        killed.execute("UPDATE jobs SET state = 'FAILED'")
+        assert b"hf_do-not-keep" in bytes_on_disk(store)
+        with Store(store.home) as heir:
+            heir.access.add_audit(entry())
+        assert b"hf_do-not-keep" not in bytes_on_disk(store)
 
 
 def test_secrets_are_in_no_repr() -> None:
