@@ -5,7 +5,7 @@ SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu check bench bench-mpi bench-ray clean
+.PHONY: help setup demo test test-all test-gpu check bench bench-api bench-mpi bench-ray clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -37,6 +37,10 @@ check: ## format, lint, types, unit tests; under a minute
 bench: ## a job that does nothing, beside Ray's own way to start it, on three hosts (needs root)
 	@scripts/setup test
 	$(BIN)/python -m tests.bench.launch
+
+bench-api: ## a list over HTTP while 200 follow a job's log, beside an empty FastAPI route, on this machine
+	@scripts/setup test
+	$(BIN)/python -m tests.bench.api
 
 bench-mpi: setup ## an mpirun of 3 x 2 ranks through raycontrol's ssh, beside plain sshd, on three hosts (needs root)
 	$(BIN)/python -m tests.bench.mpi

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from raycontrol.api import (
 from raycontrol.api.calls import Calls
 from raycontrol.api.edge import Edge
 from raycontrol.api.files import LogFiles
-from raycontrol.api.guards import Authenticator
+from raycontrol.api.guards import Authenticator, Glances
 from raycontrol.api.healthroutes import Readiness
 from raycontrol.api.hosts import Hosts
 from raycontrol.api.hubs import Hub
@@ -73,6 +74,7 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
         calls=calls,
         archive=Archive(config.home, clean_up=False),
         authenticator=Authenticator(calls, config.limits),
+        glances=Glances(calls, config.limits),
         watchers=Watchers(
             calls, config.limits, lambda job_id, attempt: LogFiles(config.home, job_id, attempt)
         ),
@@ -116,6 +118,7 @@ def _complete_schema(app: FastAPI) -> None:
     """Add the models of bodies that routes read themselves, and of problems: FastAPI does not see them."""
     described = app.openapi
 
+    @cache  # it takes a tenth of a second, and needs no token
     def openapi() -> dict[str, Any]:
         document = described()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})

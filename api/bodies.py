@@ -8,8 +8,17 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
-from raycontrol.api.problems import BadRequest, BodyTooSlow, TooLarge, Unfit, UnknownMedia, faults_of
+from raycontrol.api.problems import (
+    BadRequest,
+    BodyCut,
+    BodyTooSlow,
+    TooLarge,
+    Unfit,
+    UnknownMedia,
+    faults_of,
+)
 from raycontrol.errors import Fault
 
 JSON = "application/json"
@@ -18,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(request: Request, cap_bytes: int, timeout_s: float) -> bytes:
-    """Return the body; raises TooLarge (as soon as it is known) and BodyTooSlow."""
+    """Return the body; raises TooLarge (as soon as it is known), BodyTooSlow and BodyCut."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > cap_bytes):
         raise _too_large(cap_bytes)
@@ -28,6 +37,8 @@ async def read_body(request: Request, cap_bytes: int, timeout_s: float) -> bytes
         raise BodyTooSlow(
             f"the body had not arrived after {timeout_s:g} s", {"Connection": "close"}
         ) from None
+    except ClientDisconnect:
+        raise BodyCut("the client has left within the body") from None
 
 
 async def read_model(request: Request, model: type[M], cap_bytes: int, timeout_s: float) -> M:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from raycontrol.api.limits import Limits
@@ -18,69 +19,118 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FAILURE_KEPT_S = 1.0
+"""For so long a door that could not be opened is not tried again: it takes its time, and many ask."""
+
 
 class Calls:
     """``open_door`` is called before the first call, and again after one to which no controller answered any more."""
 
     def __init__(self, open_door: Callable[[], ServerDoor], limits: Limits) -> None:
-        self._open_door = open_door
-        self._limits = limits
-        self._door: ServerDoor | None = None
-        self._opening = threading.Lock()
-        self._asking = 0
-        self._short = ThreadPoolExecutor(limits.calls, thread_name_prefix="api-call")
-        # Watching takes a thread for as long as it waits; it must not keep the others from asking.
-        self._long = ThreadPoolExecutor(limits.watched_jobs, thread_name_prefix="api-watch")
-        self._files = ThreadPoolExecutor(8, thread_name_prefix="api-file")
+        self._entrance = Entrance(open_door)
+        self._answer_s = limits.answer_s
+        self._short = Crew("call", limits.calls, limits.waiting_calls)
+        # Watching takes a thread for as long as it waits; it must not keep the others from asking. A watcher that nobody
+        # needs any more still waits to the end of its call.
+        self._long = Crew("watch", limits.watched_jobs, limits.watched_jobs)
+        # Every follower reads, and all at once when a log grows.
+        self._files = Crew("file", 8, limits.followers + limits.waiting_calls)
         # A large spec takes seconds to be checked; two at a time leave the processor to others.
-        self._checks = ThreadPoolExecutor(2, thread_name_prefix="api-check")
+        self._checks = Crew("check", 2, limits.waiting_calls)
+        self._records = Crew("record", 2, None)
 
     async def ask(self, work: Callable[[ServerDoor], T]) -> T:
-        """Return what ``work`` gets at the door; raises its errors, and Busy when too many wait before it."""
-        if self._asking >= self._limits.waiting_calls:
-            raise Busy("too many requests wait for the cluster; try again")
-        self._asking += 1
+        """Return what ``work`` gets at the door; raises its errors, and Busy when too many wait before it, or it takes too long."""
+        asked = self._short.do(lambda: self._entrance.at_the_door(work))
         try:
-            return await self._in(self._short, lambda: self._at_the_door(work))
-        finally:
-            self._asking -= 1
+            return await asyncio.wait_for(asked, self._answer_s)
+        except asyncio.TimeoutError:
+            raise Busy(f"the cluster has not answered in {self._answer_s:g} s; try again") from None
 
     async def watch(self, work: Callable[[ServerDoor], T]) -> T:
         """As ``ask``, for what waits at the door for something to happen."""
-        return await self._in(self._long, lambda: self._at_the_door(work))
+        return await self._long.do(lambda: self._entrance.at_the_door(work))
+
+    async def record(self, work: Callable[[ServerDoor], T]) -> T:
+        """As ``ask``, for what has to be noted however many ask: it waits for none of them, and is never too much."""
+        return await self._records.do(lambda: self._entrance.at_the_door(work))
 
     async def read(self, work: Callable[[], T]) -> T:
         """Return what ``work`` reads from this machine's files."""
-        return await self._in(self._files, work)
+        return await self._files.do(work)
 
     async def check(self, work: Callable[[], T]) -> T:
         """Return what ``work`` computes."""
-        return await self._in(self._checks, work)
+        return await self._checks.do(work)
 
     def close(self) -> None:
         """Give up what waits; a call that is under way ends by itself."""
-        for pool in (self._short, self._long, self._files, self._checks):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for crew in (self._short, self._long, self._files, self._checks, self._records):
+            crew.close()
 
-    async def _in(self, pool: Executor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
-    def _at_the_door(self, work: Callable[[ServerDoor], T]) -> T:
-        door = self._opened()
+class Crew:
+    """Threads for one kind of work, and how much of it may wait for one; None: any."""
+
+    def __init__(self, name: str, threads: int, most_waiting: int | None) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"api-{name}")
+        self._most = None if most_waiting is None else threads + most_waiting
+        self._at_it = 0
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns; raises its errors, and Busy when too much waits before it."""
+        if self._most is not None and self._at_it >= self._most:
+            raise Busy("too many requests wait on this server; try again")
+        self._at_it += 1
         try:
-            return work(door)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._at_it -= 1
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Entrance:
+    """The one door for all threads. It is opened once for all who wait for it, and so is told that it could not be."""
+
+    def __init__(
+        self, open_door: Callable[[], ServerDoor], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._open_door = open_door
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._opening: Future[ServerDoor] | None = None
+        self._failed_at = 0.0
+
+    def at_the_door(self, work: Callable[[ServerDoor], T]) -> T:
+        opening = self._begun()
+        try:
+            return work(opening.result())
         except ControllerUnavailable:
-            self._forget(door)
+            self._forget(opening)
             raise
 
-    def _opened(self) -> ServerDoor:
-        with self._opening:
-            if self._door is None:
-                self._door = self._open_door()
-            return self._door
+    def _begun(self) -> Future[ServerDoor]:
+        """Return the opening that goes on, or has ended; the thread that finds none does it."""
+        with self._lock:
+            if self._opening is not None and not self._stale(self._opening):
+                return self._opening
+            opening = self._opening = Future()
+        try:
+            opening.set_result(self._open_door())
+        except BaseException as error:  # whatever it is: the others wait for it
+            self._failed_at = self._clock()
+            opening.set_exception(error)
+        return opening
 
-    def _forget(self, door: ServerDoor) -> None:
-        with self._opening:
-            if self._door is door:
+    def _stale(self, opening: Future[ServerDoor]) -> bool:
+        failed = opening.done() and opening.exception() is not None
+        return failed and self._clock() - self._failed_at >= FAILURE_KEPT_S
+
+    def _forget(self, opening: Future[ServerDoor]) -> None:
+        """Look for the controller anew with the next call; one that was not even found is remembered for a while."""
+        with self._lock:
+            if self._opening is opening and opening.exception() is None:
                 log.warning("the controller does not answer; looking for it anew with the next request")
-                self._door = None
+                self._opening = None

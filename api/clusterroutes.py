@@ -28,9 +28,8 @@ NO_CHECKS = "the role does not allow checks of nodes"
 
 @router.get("/queue", response_model=list[Waiting])
 async def queue(request: Request, identity: Viewer) -> list[Waiting]:
-    """List the waiting jobs in their order, with why they wait. The role `user` sees its own, with their positions."""
-    jobs = await hub_of(request).calls.ask(lambda door: door.jobs([JobState.QUEUED], None, None))
-    ordered = sorted(jobs, key=lambda job: (job.submitted_at, job.id))
+    """List the jobs that wait for this cluster in their order, with why they wait. The role `user` sees its own, with their positions."""
+    waiting = await hub_of(request).calls.ask(lambda door: door.queued())
     return [
         Waiting(
             position=position,
@@ -41,7 +40,7 @@ async def queue(request: Request, identity: Viewer) -> list[Waiting]:
             submitted_at=job.submitted_at,
             why=job.pending,
         )
-        for position, job in enumerate(ordered, start=1)
+        for position, job in enumerate(waiting, start=1)
         if allowed(identity, Action.READ_JOB, job.user)
     ]
 

@@ -121,7 +121,7 @@ class _Answer:
             return
         entry = _entry(visit, visit.change, self.status)
         try:
-            await self._hub.calls.ask(lambda door: door.audit(entry))
+            await self._hub.calls.record(lambda door: door.audit(entry))
         except Exception:  # what was done is done, and has to be answered
             log.exception("not in the audit: %s", entry)
 

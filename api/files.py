@@ -8,6 +8,7 @@ import stat
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -106,19 +107,27 @@ async def tar(members: Iterator[Packed], in_thread: InThread) -> AsyncIterator[b
             async for piece in _packed(member.name, opened, in_thread):
                 yield piece
         finally:
-            os.close(opened)
+            opened.close()
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
 def read_at(path: Path, offset: int, max_bytes: int) -> bytes:
     """Return up to ``max_bytes`` of a plain file; nothing of a link, and of what is not there."""
-    descriptor = _opened(path)
-    if descriptor is None:
+    opened = _opened(path)
+    if opened is None:
         return b""
-    try:
-        return os.pread(descriptor, max(0, max_bytes), max(0, offset))
-    finally:
-        os.close(descriptor)
+    with opened:
+        return os.pread(opened.fileno(), max(0, max_bytes), max(0, offset))
+
+
+def read_end(path: Path, max_bytes: int) -> bytes:
+    """Return the last bytes of a plain file; nothing of a link, and of what is not there."""
+    opened = _opened(path)
+    if opened is None:
+        return b""
+    with opened:
+        size = os.fstat(opened.fileno()).st_size
+        return os.pread(opened.fileno(), max_bytes, max(0, size - max_bytes))
 
 
 def is_own(home: Path, root: Path, folder: Path) -> bool:
@@ -139,8 +148,11 @@ def _members(home: Path, job_id: str, top: Path) -> Iterator[Packed]:
             yield Packed(path, str(path.relative_to(top)))
 
 
-def _opened(path: Path) -> int | None:
-    """Return a descriptor of a plain file, None where there is none; a pipe must not make us wait."""
+def _opened(path: Path) -> FileIO | None:
+    """Return a plain file, None where there is none; a pipe must not make us wait.
+
+    Not its bare descriptor, which nobody would close if the answer that it was opened for has been given up meanwhile.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -148,18 +160,18 @@ def _opened(path: Path) -> int | None:
             return None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
+        return FileIO(descriptor)
     os.close(descriptor)
     return None
 
 
-async def _packed(name: str, descriptor: int, in_thread: InThread) -> AsyncIterator[bytes]:
-    found = os.fstat(descriptor)
+async def _packed(name: str, opened: FileIO, in_thread: InThread) -> AsyncIterator[bytes]:
+    found = os.fstat(opened.fileno())
     yield _header(name, found)
     place = 0
     while place < found.st_size:
         want = min(CHUNK_BYTES, found.st_size - place)
-        data = await in_thread(lambda: os.pread(descriptor, want, place))  # noqa: B023
+        data = await in_thread(lambda: os.pread(opened.fileno(), want, place))  # noqa: B023
         data = data or b"\0" * want  # it was cut meanwhile; its place in the archive has a fixed size
         yield data
         place += len(data)

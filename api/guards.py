@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from raycontrol import tokens
 from raycontrol.access import OWN, RULES, Action, Identity, allowed
 from raycontrol.api.calls import Calls
-from raycontrol.api.hubs import hub_of
+from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.problems import Forbidden, NotThere, TooMany, Unauthorized
 from raycontrol.api.visits import visit_of
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 REMEMBERED_S = 2.0
 """How long a revoked token may still be let in, in exchange for one question to the controller in that time."""
 KEPT = 10_000
+JOBS_KEPT = 1000
 MALFORMED = Parsed("", tokens.NOBODYS)
 """Stands for a text that is no token, so that it is asked for like any other."""
 
@@ -44,31 +47,53 @@ class Authenticator:
         self._clock = clock
         self._requests = Buckets(limits.rate_per_s, limits.burst, clock)
         self._failures = Buckets(limits.failures_per_s, limits.failures_burst, clock)
+        self._strangers = Buckets(limits.strangers_per_s, limits.strangers_burst, clock)
         self._known: OrderedDict[Parsed, tuple[Identity | None, float]] = OrderedDict()
 
-    async def identity(self, text: str, origin: str) -> Identity:
+    async def identity(self, credentials: Parsed, origin: str) -> Identity:
         """Return who comes; raises Unauthorized, and TooMany for a token, or an address, that has asked too often."""
-        credentials = tokens.parsed(text) or MALFORMED
-        self._refuse_guessing(credentials, origin)
-        found = await self._who(credentials)
+        was_good = self._was_good(credentials)
+        paid = not was_good and self._pay_for_guessing(credentials, origin)
+        wrong = False
+        try:
+            found = await self._who(credentials)
+            wrong = found is None
+        finally:  # where nobody could tell, it was no failure
+            if paid and not wrong:
+                self._failures.give_back(origin)
         if found is None:
-            self._failures.take(origin)
+            if was_good:
+                self._failures.take(origin)
             raise unauthorized()
         wait_s = self._requests.take(found.token)
         if wait_s is not None:
             raise _too_many(f"token {found.token!r} has made too many requests", wait_s)
         return found
 
-    def forget(self) -> None:
-        """Ask anew about every token: one has just been revoked."""
-        self._known.clear()
+    async def still_lets_in(self, credentials: Parsed) -> bool:
+        """Whether a token that was let in has neither expired nor been revoked since. Counts as no request."""
+        return await self._who(credentials) is not None
 
-    def _refuse_guessing(self, credentials: Parsed, origin: str) -> None:
+    def forget(self) -> None:
+        """Ask anew about every token: one has just been revoked. Which ones were good stays known."""
+        aged = {credentials: (identity, -math.inf) for credentials, (identity, _) in self._known.items()}
+        self._known = OrderedDict(aged)
+
+    def _was_good(self, credentials: Parsed) -> bool:
         """A token that was good a moment ago is no guess, whoever else fails from the same address."""
-        identity, _ = self._known.get(credentials, (None, 0.0))
-        wait_s = self._failures.wait_s(origin)
-        if identity is None and wait_s is not None:
+        return self._known.get(credentials, (None, 0.0))[0] is not None
+
+    def _pay_for_guessing(self, credentials: Parsed, origin: str) -> bool:
+        """Return whether a failure was taken: before it is one, else many guesses at a time would pass as the first.
+
+        An address that has none left may belong to many, so a few tokens never seen are looked at all the same. Raises TooMany.
+        """
+        wait_s = self._failures.take(origin)
+        if wait_s is None:
+            return True
+        if credentials in self._known or self._strangers.take(origin) is not None:
             raise _too_many("too many wrong tokens have come from this address", wait_s)
+        return False
 
     async def _who(self, credentials: Parsed) -> Identity | None:
         identity, until = self._known.get(credentials, (None, -math.inf))
@@ -102,14 +127,45 @@ class Guard:
         visit.target = next(iter(map(str, request.path_params.values())), "")
         if bearer is None:
             raise unauthorized()
-        visit.identity = await hub_of(request).authenticator.identity(bearer.credentials, visit.origin)
+        visit.credentials = tokens.parsed(bearer.credentials) or MALFORMED
+        visit.identity = await hub_of(request).authenticator.identity(visit.credentials, visit.origin)
         if visit.identity.role not in RULES[self.action]:
             raise Forbidden(f"the role {visit.identity.role} does not allow this")
         return visit.identity
 
 
+class Glances:
+    """Looks at jobs for the guards: a job that was seen a moment ago is not asked for again."""
+
+    def __init__(self, calls: Calls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._calls = calls
+        self._kept_s = limits.glance_s
+        self._clock = clock
+        self._seen: OrderedDict[str, tuple[JobInfo, float]] = OrderedDict()
+
+    async def glance(self, job_id: str) -> JobInfo:
+        """Return the job as it is, or was a moment ago; raises JobNotFound."""
+        job, until = self._seen.get(job_id, (None, -math.inf))
+        if job is not None and self._clock() < until:
+            return job
+        self._seen.pop(job_id, None)
+        found = await self._calls.ask(lambda door: door.glance(job_id))
+        self._seen[job_id] = found, self._clock() + self._kept_s
+        if len(self._seen) > JOBS_KEPT:
+            self._seen.popitem(last=False)
+        return found
+
+
 class JobGuard(Guard):
-    """Lets in who may do the action with the job of the path, and hands the job on; another's is not there at all."""
+    """Lets in who may do the action with the job of the path, and hands the job on; another's is not there at all.
+
+    Where it is to be changed, or shown ``whole``, it is asked for anew; else it is what it was a moment ago, and without
+    what takes making its plan.
+    """
+
+    def __init__(self, action: Action, change: str | None = None, *, whole: bool = False) -> None:
+        super().__init__(action, change)
+        self.whole = whole
 
     async def __call__(  # type: ignore[override]
         self,
@@ -119,7 +175,7 @@ class JobGuard(Guard):
     ) -> JobInfo:
         identity = await super().__call__(request, bearer)
         try:
-            job = await hub_of(request).calls.ask(lambda door: door.info(checked_id(job_id)))
+            job = await self._job(hub_of(request), checked_id(job_id))
         except UsageError:
             raise not_there(job_id) from None
         except JobNotFound:
@@ -127,6 +183,30 @@ class JobGuard(Guard):
         if not allowed(identity, self.action, job.user):
             raise not_there(job_id)
         return job
+
+    async def _job(self, hub: Hub, job_id: str) -> JobInfo:
+        if self.whole:
+            return await hub.calls.ask(lambda door: door.info(job_id))
+        if self.change is not None:
+            return await hub.calls.ask(lambda door: door.glance(job_id))
+        return await hub.glances.glance(job_id)
+
+
+async def shut_out(request: Request) -> None:
+    """Return as soon as nobody would be let in any more with what this request came with.
+
+    Where the controller does not answer, as while it starts again, nothing is known to have changed.
+    """
+    hub, credentials = hub_of(request), visit_of(request).credentials
+    assert credentials is not None
+    let_in = True
+    while let_in:
+        # Followers that began together, as after a start of the server, are not to ask together.
+        await asyncio.sleep(hub.limits.recheck_s * random.uniform(0.8, 1))
+        try:
+            let_in = await hub.authenticator.still_lets_in(credentials)
+        except Exception as error:  # whatever it is, the next look may tell
+            log.warning("a follower's token cannot be looked at: %s; trying again", error)
 
 
 def own_only(identity: Identity) -> str | None:

@@ -15,7 +15,7 @@ from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.measures import MEDIA_TYPE, GpuUse, gpus_of
 from raycontrol.api.models import Ready
 from raycontrol.api.problems import NotReady
-from raycontrol.status import JobState
+from raycontrol.api.usages import last_samples
 
 router = APIRouter(tags=["health"], responses=PROBLEMS)
 
@@ -82,6 +82,9 @@ async def _writable(hub: Hub) -> bool:
 
 async def _gpus(hub: Hub) -> list[GpuUse]:
     """Return the last samples of running jobs, from their files."""
-    running = await hub.calls.ask(lambda door: door.jobs([JobState.RUNNING], None, GPU_JOBS_MAX))
-    samples = await asyncio.gather(*(hub.archive.usage_of(job.id, job.attempt, 1) for job in running))
-    return [gpu for job, found in zip(running, samples, strict=True) for gpu in gpus_of(job, found)]
+    running = (await hub.calls.ask(lambda door: door.running()))[-GPU_JOBS_MAX:]
+    return await hub.calls.read(
+        lambda: [
+            gpu for job in running for gpu in gpus_of(job, last_samples(hub.home, job.id, job.attempt, 1))
+        ]
+    )

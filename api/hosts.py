@@ -25,9 +25,10 @@ class Hosts:
 
     @classmethod
     def of(cls, bound: str, allowed: Iterable[str] = (), own_name: str = "") -> Hosts:
+        bound = bound.strip("[]").lower()
         everywhere = bound in ANYWHERE
         own = {own_name.lower()} if everywhere and own_name else set()
-        names = HERE | {bound.strip("[]").lower(), *own} | {name.strip("[]").lower() for name in allowed}
+        names = HERE | {bound, *own} | {name.strip("[]").lower() for name in allowed}
         return cls(frozenset(names - ANYWHERE), everywhere)
 
     def know(self, header: str) -> bool:
@@ -36,14 +37,6 @@ class Hosts:
         if name is None:
             return False
         return name in self.names or (self.addresses and is_address(name))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but programs of this machine can reach a server that listens there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def is_own_origin(origin: str, host_header: str) -> bool:

@@ -13,7 +13,7 @@ from raycontrol.api.limits import Limits
 from raycontrol.archive import Archive
 
 if TYPE_CHECKING:
-    from raycontrol.api.guards import Authenticator
+    from raycontrol.api.guards import Authenticator, Glances
     from raycontrol.api.measures import Measures
     from raycontrol.api.watchers import Watchers
 
@@ -26,6 +26,7 @@ class Hub:
     calls: Calls
     archive: Archive
     authenticator: Authenticator
+    glances: Glances
     watchers: Watchers
     measures: Measures
     limits: Limits

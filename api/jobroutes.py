@@ -13,16 +13,18 @@ from starlette.responses import StreamingResponse
 from raycontrol.access import Action, Identity
 from raycontrol.api import bodies, specs
 from raycontrol.api.described import EVENT, PREFIX, PROBLEMS, TEXT, gives, takes
-from raycontrol.api.guards import Guard, JobGuard, own_only
+from raycontrol.api.guards import Guard, JobGuard, own_only, shut_out
 from raycontrol.api.hubs import hub_of
 from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, SpecOnly, Stop
-from raycontrol.api.pages import cursor_after, place_of
+from raycontrol.api.pages import place_of
 from raycontrol.api.plans import stored_plan
 from raycontrol.api.problems import Conflict, Unfit, UnknownMedia
 from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, end_event, event
+from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
 from raycontrol.api.watchers import EventStream, Watcher, happened
 from raycontrol.client import new_job_id
+from raycontrol.cursors import cursor_after
 from raycontrol.errors import Fault, JobNotFound
 from raycontrol.hardware import InstanceUsage
 from raycontrol.job import Submission, checked_id
@@ -41,6 +43,7 @@ Asker = Annotated[Identity, Depends(Guard(Action.SUBMIT))]
 Viewer = Annotated[Identity, Depends(Guard(Action.READ_JOB))]
 SeenJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB))]
 StoppedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "stop"))]
+WholeJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB, whole=True))]
 DeletedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "delete"))]
 After = Annotated[int, Query(ge=0, le=2**62, description="The `seq` of the last event that is known.")]
 Attempt = Annotated[int | None, Query(ge=0, le=1_000_000, description="By default the current one.")]
@@ -79,8 +82,6 @@ async def submit(
         origin=visit.origin,
     )
     job = await hub.calls.ask(lambda door: door.submit(submission))
-    if job.user != identity.user:
-        raise Conflict(f"the job id {submission.job_id!r} is taken; choose another")
     visit.target = job.id
     response.headers["Location"] = f"{PREFIX}/jobs/{job.id}"
     response.status_code = 200 if known or job.id != submission.job_id else 201
@@ -112,7 +113,8 @@ async def list_jobs(
         )
     )
     page = found[:limit]
-    return JobPage(jobs=page, next=cursor_after(page[-1]) if len(found) > limit else None)
+    last = (page[-1].submitted_at, page[-1].id) if len(found) > limit else None
+    return JobPage(jobs=page, next=None if last is None else cursor_after(last))
 
 
 @router.get("/ids", response_model=list[str])
@@ -140,7 +142,7 @@ async def doubts(request: Request, _: Asker) -> Doubts:
 
 
 @router.get("/jobs/{job_id}", response_model=JobInfo)
-async def get_job(job: SeenJob) -> JobInfo:
+async def get_job(job: WholeJob) -> JobInfo:
     """Show a job."""
     return job
 
@@ -169,7 +171,7 @@ async def stop_job(request: Request, job: StoppedJob) -> JobInfo:
 
 
 @router.get("/jobs/{job_id}/instances", response_model=list[InstanceInfo])
-async def list_instances(job: SeenJob) -> tuple[InstanceInfo, ...]:
+async def list_instances(job: WholeJob) -> tuple[InstanceInfo, ...]:
     """List the instances of the current (or last) attempt."""
     return job.instances
 
@@ -178,7 +180,7 @@ async def list_instances(job: SeenJob) -> tuple[InstanceInfo, ...]:
 async def get_plan(request: Request, job: SeenJob) -> JobPlan:
     """Show what the job does on each instance: environment, files, commands and their order."""
     hub = hub_of(request)
-    return await hub.calls.check(lambda: stored_plan(hub.home, job.id))
+    return await hub.calls.read(lambda: stored_plan(hub.home, job.id))
 
 
 @router.get("/jobs/{job_id}/usage", response_model=dict[str, list[InstanceUsage]])
@@ -188,9 +190,10 @@ async def get_usage(
     last: Annotated[int, Query(ge=1, le=1000)] = 1,
     attempt: Attempt = None,
 ) -> dict[str, tuple[InstanceUsage, ...]]:
-    """Show the last samples of what each instance uses, oldest first."""
+    """Show the last samples of what each instance uses, oldest first; at most 10000 of all instances together."""
+    hub = hub_of(request)
     wanted = job.attempt if attempt is None else attempt
-    return await hub_of(request).archive.usage_of(job.id, wanted, last)
+    return await hub.calls.read(lambda: last_samples(hub.home, job.id, wanted, last))
 
 
 @router.get("/jobs/{job_id}/events", response_model=list[Event])
@@ -226,7 +229,12 @@ async def stream_events(
 ) -> EventStream:
     """Follow a job's events until it ends, as server-sent events whose id is the event's `seq`."""
     begin = after if last_event_id is None else last_event_id
-    return EventStream(hub_of(request).watchers, job, lambda watcher: _stream(request, watcher, begin))
+    return EventStream(
+        hub_of(request).watchers,
+        job,
+        lambda watcher: _stream(request, watcher, begin),
+        lambda: shut_out(request),
+    )
 
 
 async def _stream(request: Request, watcher: Watcher, after: int) -> AsyncIterator[bytes]:
@@ -282,7 +290,7 @@ async def _checked(request: Request, wanted: NewJob) -> bool:
     if job_id is None:
         return False
     try:
-        await calls.ask(lambda door: door.info(checked_id(job_id)))
+        await calls.ask(lambda door: door.glance(checked_id(job_id)))
     except JobNotFound:
         return False
     return True

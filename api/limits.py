@@ -12,18 +12,25 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong.
+    """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong, ``strangers_…`` those of
+    its tokens never seen before that are looked at even after that. A job is shown as it was up to ``glance_s`` ago where it is
+    only looked at in passing. Every ``recheck_s`` the tokens of streams are looked at again.
 
     ``followers_per_job`` and ``followers`` count streams and long polls that wait; ``watched_jobs`` the jobs that they
     wait for, each of which takes a thread. A body has to be there within ``body_s`` seconds, a piece of a package
     within ``piece_s``, the head of a request within ``request_s`` (twice that at most); who takes nothing of an answer for
-    ``write_s`` is cut off. ``calls`` go to the cluster at a time, and ``waiting_calls`` wait for their turn.
+    ``write_s`` is cut off. ``calls`` go to the cluster at a time, ``waiting_calls`` wait for their turn, and ``answer_s`` is how
+    long they may take together.
     """
 
     rate_per_s: float = 50
     burst: int = 100
     failures_per_s: float = 0.5
     failures_burst: int = 20
+    strangers_per_s: float = 0.5
+    strangers_burst: int = 5
+    recheck_s: float = 15
+    glance_s: float = 1.0
     body_bytes: int = MIB
     piece_bytes: int = 8 * MIB
     body_s: float = 30
@@ -35,6 +42,7 @@ class Limits:
     write_s: float = 30
     calls: int = 16
     waiting_calls: int = 500
+    answer_s: float = 90
 
 
 KEPT = 10_000
@@ -61,6 +69,10 @@ class Buckets:
         """As ``take``, without taking."""
         level = self.level(name)
         return None if level >= 1 else (1 - level) / self.rate_per_s
+
+    def give_back(self, name: str) -> None:
+        """Undo a ``take``."""
+        self._keep(name, min(self.burst, self.level(name) + 1))
 
     def level(self, name: str) -> float:
         now = self.clock()

@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -26,12 +26,13 @@ from raycontrol.api.files import (
     output_members,
     tar,
 )
-from raycontrol.api.guards import JobGuard
+from raycontrol.api.guards import JobGuard, shut_out
 from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.jobroutes import Attempt
+from raycontrol.api.logevents import MOST_LOGS, LogsCutter
 from raycontrol.api.models import LogRead, Place
-from raycontrol.api.problems import NoSuchRange, NotThere, Unfit
-from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, Line, LineCutter, end_event, event, log_events
+from raycontrol.api.problems import Conflict, NoSuchRange, NotThere, Unfit
+from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, LineCutter, end_event, log_events
 from raycontrol.api.watchers import EventStream, Watcher, happened
 from raycontrol.errors import Fault
 from raycontrol.status import JobInfo
@@ -39,6 +40,7 @@ from raycontrol.status import JobInfo
 router = APIRouter(prefix=PREFIX, tags=["logs"], responses=PROBLEMS)
 
 READ_MAX_BYTES = 4 << 20
+FOLLOWED_BYTES = 64 * 1024
 LINES_MAX = 10_000
 
 SeenJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB))]
@@ -77,15 +79,25 @@ async def stream_logs(
     last_event_id: Annotated[str | None, Header(max_length=65_536)] = None,
     tail: Tail = None,
 ) -> EventStream:
-    """Follow all logs of the current attempt until it ends. Ids are JSON: the attempt, and where each log was read to."""
+    """Follow all logs of the current attempt until it ends. Ids are JSON: the attempt, and where each log was read to.
+
+    Only of a job of at most 128 instances (409).
+    """
     hub = hub_of(request)
-    attempt, offsets = (job.attempt, {}) if last_event_id is None else _resumed(last_event_id)
+    attempt, offsets = (job.attempt, {}) if last_event_id is None else _all_resumed(last_event_id)
     files = _files(hub, job, attempt)
+    _refuse_too_many(job, await hub.calls.read(files.sizes))
     if last_event_id is None and tail is not None:
         offsets = await hub.calls.read(
             lambda: {name: files.tail_offset(name, tail) for name in files.sizes()}
         )
-    return EventStream(hub.watchers, job, lambda watcher: _follow_all(hub, watcher, attempt, offsets))
+    cutter = LogsCutter(attempt, offsets)
+    return EventStream(
+        hub.watchers,
+        job,
+        lambda watcher: _follow_all(hub, watcher, attempt, cutter),
+        lambda: shut_out(request),
+    )
 
 
 @router.get(
@@ -105,26 +117,29 @@ async def read_log(
     limit: Annotated[int | None, Query(ge=0, le=2**62)] = None,
     tail: Tail = None,
     follow: bool = False,
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**62)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=40)] = None,
     range_: Annotated[str | None, Header(alias="Range", max_length=200)] = None,
 ) -> Response:
     """Return bytes of a log, all of them unless `offset` and `limit`, `tail` or a Range header say otherwise.
 
-    With `follow=1`: a server-sent event for each line, with the offset of the next line as its id, until the attempt ends.
+    With `follow=1`: a server-sent event for each line until the attempt ends, with `<attempt>:<offset of the next line>` as its id.
     """
     hub = hub_of(request)
-    files = _files(hub, job, attempt)
+    if last_event_id is not None:
+        attempt, offset = _resumed(last_event_id)
     wanted = job.attempt if attempt is None else attempt
+    files = _files(hub, job, wanted)
     checked_instance(hub.home, job.id, wanted, instance)
     size = await _size(hub, job, files, instance)
-    if last_event_id is not None:
-        offset = last_event_id
-    elif tail is not None:
+    if last_event_id is None and tail is not None:
         offset = await hub.calls.read(lambda: files.tail_offset(instance, tail))
     if follow:
         begin = offset or 0
         return EventStream(
-            hub.watchers, job, lambda watcher: _follow(hub, watcher, files, wanted, instance, begin)
+            hub.watchers,
+            job,
+            lambda watcher: _follow(hub, watcher, files, wanted, instance, begin),
+            lambda: shut_out(request),
         )
     span = _range(range_, size) if offset is None and limit is None else None
     start, stop = span or _span(offset or 0, limit, size)
@@ -238,16 +253,20 @@ async def _follow(
     cutter = LineCutter(offset)
     while True:
         mark, ended = watcher.mark(), watcher.ended(attempt)
-        place = cutter.read_to
-        data = await hub.calls.read(lambda: files.read(instance, place, CHUNK_BYTES))  # noqa: B023
-        if data:
-            if events := log_events(cutter.feed(data)):
-                yield events
-        elif ended:
-            yield log_events(cutter.close()) + _end(watcher, attempt)
+        grown, events = await hub.calls.read(lambda: _next_lines(files, attempt, instance, cutter))
+        if events:
+            yield events
+        elif not grown and ended:
+            yield log_events(attempt, cutter.close()) + _end(watcher, attempt)
             return
-        elif not await _grown(watcher, attempt, instance, place, mark):
+        elif not grown and not await _grown(watcher, attempt, instance, cutter.read_to, mark):
             yield BEAT
+
+
+def _next_lines(files: LogFiles, attempt: int, instance: str, cutter: LineCutter) -> tuple[bool, bytes]:
+    """Return whether there was more of a log, and the lines that are whole by it. Takes its time: not for the event loop."""
+    data = files.read(instance, cutter.read_to, FOLLOWED_BYTES)
+    return bool(data), log_events(attempt, cutter.feed(data)) if data else b""
 
 
 async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark: asyncio.Event) -> bool:
@@ -260,44 +279,48 @@ async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark
     return False
 
 
-async def _follow_all(
-    hub: Hub, watcher: Watcher, attempt: int, offsets: dict[str, int]
-) -> AsyncIterator[bytes]:
+async def _follow_all(hub: Hub, watcher: Watcher, attempt: int, cutter: LogsCutter) -> AsyncIterator[bytes]:
+    """Yield the lines of all logs. Should more instances come than there may be, it breaks off: who comes back is told why."""
     yield BEGIN
     files = LogFiles(hub.home, watcher.job.id, attempt)
-    cutters = {name: LineCutter(offset) for name, offset in offsets.items()}
-    while True:
+    while len(cutter) <= MOST_LOGS:
         mark, ended = watcher.mark(), watcher.ended(attempt)
-        places = {name: cutter.read_to for name, cutter in cutters.items()}
-        news = await hub.calls.read(lambda: files.news(places, CHUNK_BYTES, None))  # noqa: B023
+        news = await hub.calls.read(lambda: files.news(cutter.places(), CHUNK_BYTES, None))
         if news:
-            for name, data in news.items():
-                cutter = cutters.setdefault(name, LineCutter(0))
-                if events := _events_of_all(cutters, attempt, name, cutter.feed(data)):
-                    yield events
+            async for piece in _taken(hub, cutter.feed(news)):
+                yield piece
         elif ended:
-            for name, cutter in cutters.items():
-                yield _events_of_all(cutters, attempt, name, cutter.close())
+            async for piece in _taken(hub, cutter.close()):
+                yield piece
             yield _end(watcher, attempt)
             return
         elif not await happened(mark, BEAT_S):
             yield BEAT
 
 
-def _events_of_all(cutters: dict[str, LineCutter], attempt: int, instance: str, lines: list[Line]) -> bytes:
-    """Return the lines as events; each one's id says where every log was read to when it was given out."""
-    ends = {name: cutter.end for name, cutter in cutters.items()}
-    pieces = []
-    for line in lines:
-        place = json.dumps(
-            {"attempt": attempt, "offsets": {**ends, instance: line.end}}, separators=(",", ":")
+async def _taken(hub: Hub, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield what takes its time to be made, and is no work for the event loop."""
+    while (piece := await hub.calls.read(lambda: next(pieces, None))) is not None:
+        yield piece
+
+
+def _refuse_too_many(job: JobInfo, sizes: Mapping[str, int]) -> None:
+    count = max(len(job.instances), len(sizes))
+    if count > MOST_LOGS:
+        raise Conflict(
+            f"job {job.id!r} has {count} instances; the logs of at most {MOST_LOGS} come in one stream: follow single ones"
         )
-        data = json.dumps({"instance": instance, "line": line.text}, ensure_ascii=False)
-        pieces.append(event(data, place, None if line.whole else "part"))
-    return b"".join(pieces)
 
 
-def _resumed(event_id: str) -> tuple[int, dict[str, int]]:
+def _resumed(event_id: str) -> tuple[int, int]:
+    """Return the attempt and the offset of an id; raises Unfit."""
+    match = re.fullmatch(r"([0-9]{1,7}):([0-9]{1,18})", event_id)
+    if match is None:
+        raise _unfit()
+    return int(match[1]), int(match[2])
+
+
+def _all_resumed(event_id: str) -> tuple[int, dict[str, int]]:
     """Return the attempt and the offsets of an id; raises Unfit."""
     try:
         document = json.loads(event_id)

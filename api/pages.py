@@ -1,4 +1,4 @@
-"""Cursors of lists: where the next page begins, opaque to who holds one. Nothing in it is trusted but its form."""
+"""Reads the cursors of lists (``cursors``), opaque to who holds one. Nothing in it is trusted but its form."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ import math
 
 from raycontrol.api.problems import Unfit
 from raycontrol.errors import Fault
-from raycontrol.status import JobInfo
-
-
-def cursor_after(job: JobInfo) -> str:
-    """Return the cursor of the jobs that come after this one, which are older."""
-    return base64.urlsafe_b64encode(json.dumps([job.submitted_at, job.id]).encode()).decode().rstrip("=")
 
 
 def place_of(cursor: str) -> tuple[float, str]:

@@ -8,9 +8,9 @@ from typing import Any
 from raycontrol import backends
 from raycontrol.api.models import JobPlan
 from raycontrol.errors import JobNotFound, PlanError
-from raycontrol.job import Job, plan_of
+from raycontrol.job import Job
 from raycontrol.jobrows import read_job
-from raycontrol.plan import SECRET, Plan, to_json
+from raycontrol.plan import SECRET, Facts, Plan, to_json
 from raycontrol.specfaults import is_secret_name
 from raycontrol.store import Store
 
@@ -21,11 +21,19 @@ def stored_plan(home: Path, job_id: str) -> JobPlan:
     """Return the plan of the job's current attempt, else of its spec; raises JobNotFound and StoreError."""
     job = _stored_job(home, job_id)
     try:
-        if job.instances:
-            return JobPlan(attempt=job.attempt, plan=shown(plan_of(job)))
-    except PlanError:  # not all instances have reported
-        pass
+        facts = _facts(job)
+        plan = None if facts is None else backends.make_plan(job.spec, job.brief, facts)
+    except PlanError:  # another version planned otherwise
+        plan = None
+    if plan is not None:
+        return JobPlan(attempt=job.attempt, plan=shown(plan))
     return JobPlan(attempt=None, plan=shown(backends.plan_of(job.spec)))
+
+
+def _facts(job: Job) -> tuple[Facts, ...] | None:
+    """Return what the instances have reported; None until all have."""
+    facts = tuple(item.facts for item in job.instances if item.facts is not None)
+    return facts if facts and len(facts) == len(job.instances) else None
 
 
 def shown(plan: Plan) -> dict[str, Any]:

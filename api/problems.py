@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import asdict
 from http import HTTPStatus
@@ -16,6 +17,8 @@ from starlette.responses import Response
 from raycontrol import errors
 from raycontrol.api.visits import visit_of
 from raycontrol.errors import Fault, RaycontrolError, SpecError
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 NAMESPACE = "urn:raycontrol:"
@@ -51,6 +54,10 @@ class NotThere(Refusal):
 
 class Conflict(Refusal):
     """It cannot be done as things stand."""
+
+
+class BodyCut(BadRequest):
+    """The client has left before its body was whole; nobody will read this answer."""
 
 
 class BodyTooSlow(Refusal):
@@ -110,16 +117,17 @@ STATUSES: dict[type[Exception], int] = {
     NotReady: 503,
     errors.UsageError: 400,
     errors.SpecError: 422,
+    errors.IdTaken: 409,
     errors.KeyReused: 409,
     errors.JobNotFound: 404,
     errors.PackageError: 422,
     errors.PlanError: 422,
     errors.ClusterUnreachable: 503,
     errors.ControllerUnavailable: 503,
+    errors.HeadFault: 500,
     errors.VersionMismatch: 503,
     errors.StoreError: 503,
     errors.StoreRefused: 409,
-    errors.WaitTimeout: 504,
 }
 """The HTTP status of each error; one that is not here has that of the class it derives from, a stranger 500."""
 
@@ -151,7 +159,12 @@ def problem(error: Exception, request_id: str) -> Response:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    return problem(error, visit_of(request).request_id)
+    request_id = visit_of(request).request_id
+    if isinstance(error, RaycontrolError) and status_of(error) == 500:
+        log.error(
+            "request %s failed: %s", request_id, error
+        )  # all other strangers get as far as the edge's log
+    return problem(error, request_id)
 
 
 async def answer_refusal_of_the_router(request: Request, error: Exception) -> Response:

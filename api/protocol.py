@@ -1,4 +1,7 @@
-"""How long a client may take its time on a connection; uvicorn itself waits for ever."""
+"""How long a client may take its time on a connection; uvicorn itself waits for ever.
+
+uvicorn has no option for this, so it builds on attributes of its protocol that are no promise: ``check_uvicorn`` looks for them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ import socket
 import struct
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from raycontrol.errors import UsageError
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: what the kernel still holds for the client is dropped, else it would be kept for as long as he wishes."""
+BUSY = object()
+"""Stands for a request that was under way."""
 
 
 class PatientProtocol(H11Protocol):
@@ -29,7 +37,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._seen: Any = None
+        self._seen: Any = BUSY
         self._stalled: asyncio.TimerHandle | None = None
         self._looking = self.loop.call_later(self.request_s, self._look)
 
@@ -40,20 +48,31 @@ class PatientProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(self.write_s, self._give_up)
+        self._await_flow()
 
     def resume_writing(self) -> None:
         self._flows()
         super().resume_writing()
 
     def _look(self) -> None:
-        """A connection that had no request under way at the last look, and has begun none since, sends its head too slowly."""
+        """A connection that was idle at the last look, and has begun no request since, sends its head too slowly."""
         idle = self.cycle is None or self.cycle.response_complete
         if idle and self.cycle is self._seen:
             self.transport.close()
             return
-        self._seen = self.cycle
+        self._seen = self.cycle if idle else BUSY
         self._looking = self.loop.call_later(self.request_s, self._look)
+
+    def _await_flow(self) -> None:
+        held = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(self.write_s, self._look_at_flow, held)
+
+    def _look_at_flow(self, held: int) -> None:
+        """A client that takes little is slow; only of one that takes nothing is the end not in sight."""
+        if self.transport.get_write_buffer_size() < held:
+            self._await_flow()
+        else:
+            self._give_up()
 
     def _give_up(self) -> None:
         """End it without the rest: who does not read would not read the rest either."""
@@ -65,3 +84,15 @@ class PatientProtocol(H11Protocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+
+def check_uvicorn() -> None:
+    """Raise UsageError when the uvicorn that is installed lacks what the protocol builds on."""
+    held = set(H11Protocol.__init__.__code__.co_names)
+    lacking = {"loop", "cycle", "transport"} - held
+    lacking |= {"response_complete"} - set(RequestResponseCycle.__init__.__code__.co_names)
+    if lacking:
+        raise UsageError(
+            f"uvicorn {uvicorn.__version__} is not one that `raycontrol serve` runs with (it lacks "
+            f"{', '.join(sorted(lacking))}); install what raycontrol asks for: `pip install raycontrol`"
+        )

@@ -10,9 +10,9 @@ from typing import Any
 import uvicorn
 
 from raycontrol.api.app import Config, make_app
-from raycontrol.api.hosts import is_loopback
-from raycontrol.api.protocol import PatientProtocol
+from raycontrol.api.protocol import PatientProtocol, check_uvicorn
 from raycontrol.errors import UsageError
+from raycontrol.httpcalls import is_loopback
 from raycontrol.readers import ServerDoor
 
 GRACE_S = 3
@@ -42,7 +42,8 @@ class Listen:
     @property
     def url(self) -> str:
         scheme = "http" if self.tls_cert is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        address = self.host.strip("[]")
+        host = f"[{address}]" if ":" in address else address
         return f"{scheme}://{host}:{self.port}"
 
 
@@ -50,6 +51,7 @@ def serve(
     open_door: Callable[[], ServerDoor], config: Config, listen: Listen, ready: Callable[[str], None]
 ) -> None:
     """Serve until a signal ends it; ``ready`` is called with the URL once it listens. Raises UsageError when it cannot."""
+    check_uvicorn()
     try:
         server = _Server(
             uvicorn.Config(make_app(open_door, config), **_options(config, listen)), listen, ready

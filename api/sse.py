@@ -1,4 +1,4 @@
-r"""Server-sent events, and how a log becomes them: one event a line, whose id is where the next line begins.
+r"""Server-sent events, and how a log becomes them: one event a line, whose id is the attempt and where the next line begins.
 
 Whoever comes back with the last id he has seen goes on there, without a gap or a repeat. Ids count bytes, whatever the
 text shows: bytes that are not UTF-8 become U+FFFD, and of a line with lone returns (a progress bar) the last state is
@@ -97,8 +97,11 @@ def event(data: str, event_id: str | int | None = None, kind: str | None = None)
     return f"{head}{place}data: {data}\n\n".encode()
 
 
-def log_events(lines: Sequence[Line]) -> bytes:
-    return b"".join(event(line.text, line.end, None if line.whole else "part") for line in lines)
+def log_events(attempt: int, lines: Sequence[Line]) -> bytes:
+    """Return the lines of one log as events; an offset alone would be another attempt's too."""
+    return b"".join(
+        event(line.text, f"{attempt}:{line.end}", None if line.whole else "part") for line in lines
+    )
 
 
 def end_event(document: dict[str, object]) -> bytes:

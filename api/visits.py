@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
 
 from raycontrol.access import Identity
+from raycontrol.tokens import Parsed
 
 KEY = "raycontrol.visit"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -17,11 +18,13 @@ GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass
 class Visit:
-    """``origin`` is the address it comes from; ``change`` names what goes into the audit, None for what only reads."""
+    """``origin`` is the address it comes from; ``credentials`` are those by which ``identity`` was let in; ``change`` names
+    what goes into the audit, None for what only reads."""
 
     request_id: str
     origin: str
     identity: Identity | None = None
+    credentials: Parsed | None = field(default=None, repr=False)
     change: str | None = None
     target: str = ""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -73,6 +74,9 @@ class Watcher:
             except RaycontrolError as error:  # the controller restarts: logs are read on meanwhile
                 log.warning("job %s cannot be watched: %s; trying again", self.job.id, error)
                 await asyncio.sleep(PAUSE_S)
+            except Exception:  # whatever it is, its followers wait for us alone
+                log.exception("job %s cannot be watched; trying again", self.job.id)
+                await asyncio.sleep(PAUSE_S)
 
     async def _take_events(self) -> None:
         """Look at the job first: what it did before it was over is then among the events."""
@@ -81,11 +85,11 @@ class Watcher:
         wait_s = 0.0 if was_over or not self.events else WATCH_S
         asked = time.monotonic()
         news = await self._calls.watch(lambda door: door.events(job_id, after, wait_s))
-        self._keep(news)
         if was_over and not news:
             self.over = True
-        else:
-            self.job = await self._calls.ask(lambda door: door.info(job_id))
+        else:  # where this fails, the news come again
+            self.job = await self._calls.ask(lambda door: door.glance(job_id))
+        self._keep(news)
         if news or self.over:
             self._tell()
         elif not self.job.over:
@@ -98,8 +102,9 @@ class Watcher:
                 if sizes != self.sizes:
                     self.sizes = sizes
                     self._tell()
-            except OSError:
+            except Exception:  # whatever it is, its followers wait for us alone
                 log.exception("the logs of job %s cannot be looked at; trying again", self.job.id)
+                await asyncio.sleep(PAUSE_S)
             await asyncio.sleep(SIZES_POLL_S)
 
     def _keep(self, news: list[Event]) -> None:
@@ -145,8 +150,8 @@ class Watchers:
     def _watcher(self, job: JobInfo) -> Watcher:
         if self.followers >= self._limits.followers:
             raise Busy("too many follow jobs of this server; try again later")
-        if job.id in self._watchers:
-            watcher, _ = self._watchers[job.id]
+        watcher, task = self._watchers.get(job.id, (None, None))
+        if watcher is not None and task is not None and (watcher.over or not task.done()):
             if watcher.followers >= self._limits.followers_per_job:
                 raise Busy("too many follow this job; try again later")
             return watcher
@@ -172,22 +177,46 @@ class Watchers:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of a job. Its follower is counted from before the answer begins until it has ended."""
+    """Server-sent events of a job. Its follower is counted from before the answer begins until it has ended.
+
+    It ends, as if the connection were cut, when ``shut_out`` returns: who comes back is refused.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, watchers: Watchers, job: JobInfo, events: Callable[[Watcher], AsyncIterator[bytes]]
+        self,
+        watchers: Watchers,
+        job: JobInfo,
+        events: Callable[[Watcher], AsyncIterator[bytes]],
+        shut_out: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         super().__init__((), headers={"X-Accel-Buffering": "no"})
         self._watchers = watchers
         self._job = job
         self._events = events
+        self._shut_out = shut_out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._watchers.following(self._job) as watcher:
             self.body_iterator = self._events(watcher)
-            await super().__call__(scope, receive, send)
+            whole = await ended_before(super().__call__(scope, receive, send), self._shut_out())
+            if not whole:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def ended_before(work: Coroutine[Any, Any, None], limit: Coroutine[Any, Any, None]) -> bool:
+    """Do ``work`` until ``limit`` returns; return whether it came to its end, or raise its error."""
+    working, limiting = asyncio.ensure_future(work), asyncio.ensure_future(limit)
+    try:
+        await asyncio.wait({working, limiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        limiting.cancel()
+        whole = working.done() or not working.cancel()
+        await asyncio.wait({working})
+    if whole:
+        await working
+    return whole
 
 
 async def happened(mark: asyncio.Event, timeout_s: float) -> bool:

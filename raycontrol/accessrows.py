@@ -1,7 +1,7 @@
 """The store's tables of the HTTP interface: tokens, audit, idempotency keys; and the secrets of jobs.
 
 Keys and secrets are stored with their job, in one transaction, and go with it; secrets go already when it has ended
-(a trigger of the schema sees to that).
+(a trigger of the schema sees to that), and from the write-ahead log as well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.engine import Connection
 
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
@@ -99,6 +99,13 @@ class AccessRows:
             connection.execute(update(tokens).where(tokens.c.digest == newest.digest).values(revoked_at=now))
             return newest.info.model_copy(update={"revoked_at": now})
 
+    def forget_tokens(self, before: float) -> None:
+        """Remove tokens that ended before ``before`` (epoch seconds)."""
+        with self._database.writing() as connection:
+            connection.execute(
+                delete(tokens).where(or_(tokens.c.revoked_at < before, tokens.c.expires_at < before))
+            )
+
     # Audit.
 
     def add_audit(self, entry: AuditEntry) -> int:
@@ -153,6 +160,12 @@ def put(connection: Connection, cluster: str, job_id: str, belongings: Belonging
         )
     for name, value in belongings.secrets.items():
         connection.execute(insert(secrets).values(job_id=job_id, name=name, value=value))
+
+
+def have_secrets(connection: Connection, job_ids: Iterable[str]) -> bool:
+    """Whether one of these jobs has secrets: when they go, they have to go from the write-ahead log too."""
+    query = select(secrets.c.name).limit(1)
+    return any(connection.execute(query.where(secrets.c.job_id == job_id)).first() for job_id in job_ids)
 
 
 def _newest(connection: Connection, name: str) -> KeptToken | None:

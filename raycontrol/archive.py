@@ -46,7 +46,8 @@ T = TypeVar("T")
 LONGEST_POLL_S = 20.0
 LARGEST_READ_BYTES = 16 * MIB
 STALE_S = 3600.0
-"""Uploads that nobody went on with for so long are given up at the next start."""
+"""Uploads that nobody went on with for so long are given up."""
+INCOMING_PACKAGES = "incoming/*.part"
 
 
 class Archive:
@@ -207,7 +208,8 @@ class Archive:
         await self._in(self._slow, remove_tree, JobFolder(self.home, job_id).root)
 
     async def remove_packages(self, keep: set[str]) -> None:
-        """Remove every whole package whose digest is not in ``keep`` and that nobody has put or asked for lately."""
+        """Remove every package whose digest is not in ``keep`` and that nobody has put or asked for lately, and what has
+        arrived of those whose senders have given up."""
         await self._in(self._slow, remove_packages, self._packages.root, keep)
 
     async def usage(self) -> dict[str, Any]:
@@ -377,6 +379,7 @@ def remove_packages(root: Path, keep: set[str]) -> None:
     for path in root.glob("*.tar"):
         if path.stem not in keep and time.time() - path.stat().st_mtime > STALE_S:
             path.unlink(missing_ok=True)
+    remove_old(matching(root, INCOMING_PACKAGES), STALE_S)
 
 
 def remove_stale(home: Path, older_than_s: float) -> None:
@@ -388,13 +391,15 @@ def remove_stale(home: Path, older_than_s: float) -> None:
     for hidden in matching(jobs, f"{HIDDEN}*"):
         with suppress(OSError):
             erase(hidden)
-    for part in [
-        *matching(PackageFolder(home).root, "incoming/*.part"),
-        *matching(jobs, "*/incoming/*/*.part"),
-    ]:
+    remove_old(matching(PackageFolder(home).root, INCOMING_PACKAGES), older_than_s)
+    remove_old(matching(jobs, "*/incoming/*/*.part"), older_than_s)
+
+
+def remove_old(paths: Collection[Path], older_than_s: float) -> None:
+    for path in paths:
         with suppress(OSError):
-            if time.time() - part.stat().st_mtime > older_than_s:
-                part.unlink()
+            if time.time() - path.stat().st_mtime > older_than_s:
+                path.unlink()
 
 
 def usage(home: Path) -> dict[str, Any]:

@@ -20,7 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raycontrol.errors import ClusterUnreachable, ControllerUnavailable, RaycontrolError, UsageError
+from raycontrol.errors import (
+    ClusterUnreachable,
+    ControllerUnavailable,
+    HeadFault,
+    RaycontrolError,
+    UsageError,
+)
 from raycontrol.jobrows import EMBEDDED
 from raycontrol.placement import NoRoom, place
 from raycontrol.settings import Settings
@@ -153,7 +159,9 @@ class Session:
         except RayTaskError as error:
             if isinstance(error.cause, RaycontrolError):
                 raise error.cause from None
-            raise ControllerUnavailable(f"a call to the head failed: {error}") from error
+            fault = head_fault(error.cause)
+            log.error("%s", fault, exc_info=error)  # the traceback of the other side is told nowhere else
+            raise fault from error
         except GetTimeoutError:
             raise ControllerUnavailable(
                 f"no answer within {timeout_s:g} s; `raycontrol controller status` tells if it runs"
@@ -231,6 +239,11 @@ class Session:
             raise UsageError(
                 f"this process is connected to the Ray cluster at {current} already, not to {address}"
             )
+
+
+def head_fault(cause: Exception) -> HeadFault:
+    """Return the error for one that was raised on the head and that nobody foresaw."""
+    return HeadFault(f"{type(cause).__name__}: {cause}")
 
 
 STARTER = """

@@ -24,12 +24,12 @@ from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.accessrows import Belongings, Key
 from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import (
+    IdTaken,
     JobNotFound,
     KeyReused,
     StoreError,
     StoreOwned,
     StoreRefused,
-    UsageError,
     VersionMismatch,
 )
 from raycontrol.events import (
@@ -137,8 +137,8 @@ class Controller:
     async def submit(self, submission: Submission) -> JobInfo:
         """Store a job and queue it. The same id or key again returns the job as it is: a retried call submits once.
 
-        Raises KeyReused for a key that came with another fingerprint, UsageError for secrets without a value and for an
-        id that another user's job has.
+        Raises KeyReused for a key that came with another fingerprint, UsageError for secrets without a value, IdTaken for
+        an id that another user's job has.
         """
         await self.started()
         if submission.version != __version__:
@@ -148,7 +148,7 @@ class Controller:
             # A call that is repeated while the first one waits for the store must find its job.
             known = await self._submitted(submission) or await self._find(submission.job_id)
             if known is not None and known.user != submission.user:
-                raise UsageError(f"job id {submission.job_id!r} is taken; choose another")
+                raise IdTaken(submission.job_id)
             return self._info(known or await self._add(submission))
 
     async def _submitted(self, submission: Submission) -> Job | None:
@@ -202,13 +202,31 @@ class Controller:
 
     async def info(self, job_id: str) -> JobInfo:
         """Return a job; raises JobNotFound."""
+        return await self._shown(job_id, network=True)
+
+    async def glance(self, job_id: str) -> JobInfo:
+        """Return a job without what takes making its plan: for who asks often. Raises JobNotFound."""
+        return await self._shown(job_id, network=False)
+
+    async def _shown(self, job_id: str, network: bool) -> JobInfo:
         await self.started()
         if job_id in self._jobs:
-            return info_of(self._jobs[job_id], self._home, network=True)
+            return info_of(self._jobs[job_id], self._home, network=network)
         row = await self._in_thread(lambda: self._open_store.job(job_id))
         if row is None:
             raise JobNotFound(job_id)
-        return await self._in_thread(lambda: read_info(row, self._open_store))
+        return await self._in_thread(lambda: read_info(row, self._open_store, network=network))
+
+    async def queued(self) -> list[JobInfo]:
+        """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
+        await self.started()
+        return [self._info(self._jobs[entry.job_id]) for entry in queue.in_order(self._waiting())]
+
+    async def running(self) -> list[JobInfo]:
+        """Return the jobs that run on this cluster, oldest first."""
+        await self.started()
+        found = [job for job in self._jobs.values() if job.state is JobState.RUNNING]
+        return [self._info(job) for job in sorted(found, key=lambda job: (job.submitted_at, job.id))]
 
     async def find(self, prefix: str) -> list[str]:
         """Return the ids that begin so."""
@@ -496,19 +514,25 @@ class Controller:
 
     async def _run_queue(self) -> None:
         while True:
-            waiting = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
+            waiting = self._waiting()
             if waiting:
                 await self._try(partial(self._place, waiting))
             with_timeout = QUEUE_POLL_S if waiting else None
             await _wait(self._look, with_timeout)
             self._look.clear()
 
-    async def _place(self, waiting: Sequence[Job]) -> None:
+    def _waiting(self) -> list[queue.Waiting]:
+        return [
+            queue.Waiting(job.id, job.spec, job.submitted_at)
+            for job in self._jobs.values()
+            if job.state is JobState.QUEUED
+        ]
+
+    async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
         nodes = self._less_our_own(await self._cluster.nodes())
-        entries = [queue.Waiting(job.id, job.spec, job.submitted_at) for job in waiting]
         now = self._clock()
         told = []
-        for decision in queue.decide(entries, nodes):
+        for decision in queue.decide(waiting, nodes):
             match decision:
                 case queue.PlaceNow(job_id, assignments):
                     told.append(self._tell(job_id, NodesChosen(now, assignments)))
@@ -596,12 +620,13 @@ class Controller:
                 limits = self._limits()
                 oldest = self._clock() - limits.keep_days * DAY_S
                 await self._in_thread(partial(self._open_store.access.forget_audit, oldest))
+                await self._in_thread(partial(self._open_store.access.forget_tokens, oldest))
                 infos = await self._in_thread(self._own_infos)
                 sizes = await self._cluster.sizes_of_jobs()
                 doomed = expired(infos, sizes, self._clock(), limits.keep_days, limits.keep_gib)
                 if doomed:
                     log.info("removing finished jobs: %s", ", ".join(doomed))
-                    await self.prune(doomed)
+                await self.prune(doomed)  # also without jobs: packages of those who upload and never submit
             except Exception:  # the archive restarts, the disk is full: no reason to stop managing jobs
                 log.exception("removing old jobs failed; trying again later")
             await asyncio.sleep(RETENTION_S)

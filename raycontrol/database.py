@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Column, Float, ForeignKey, Integer, MetaData, Table, Text, create_engine, event
@@ -24,8 +25,12 @@ from sqlalchemy.pool import QueuePool
 from raycontrol import flocks
 from raycontrol.errors import StoreError
 
+log = logging.getLogger(__name__)
+
 FILE_NAME = "store.db"
 LOCKS = "locks"
+EMPTYING_S = 0.2
+"""How long a write may be held up by others that read, while the log is to be emptied; the next write tries again."""
 
 Migration = tuple[str, ...]
 """The SQL statements that lead from one schema version to the next; they run in one transaction."""
@@ -190,6 +195,8 @@ class Database:
         self.path = self.home / FILE_NAME
         self._busy_s = busy_s
         self._migrations = migrations
+        self._emptying = threading.Lock()
+        self._log_is_due = True  # whoever had the store before may have been killed before he could
         with self.explained():
             mounts = Path("/proc/self/mounts").read_text(errors="surrogateescape")
             refuse_network_file_system(self.home, mounts)
@@ -197,7 +204,9 @@ class Database:
                 _make_file(self.path, create)
             status = self.path.stat()
             self._file = (status.st_dev, status.st_ino)
-        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=QueuePool, max_overflow=-1)
+        self._engine = create_engine(
+            "sqlite://", creator=lambda: self._connect(busy_s), poolclass=QueuePool, max_overflow=-1
+        )
         event.listen(self._engine, "begin", _begin)
         try:
             self._bring_up_to_date()
@@ -219,6 +228,25 @@ class Database:
             with connection.begin():
                 yield connection
                 self._check_file()
+        if self._log_is_due:
+            self.empty_log()
+
+    def empty_log(self) -> None:
+        """Move what the write-ahead log holds into the file, so that nothing of what was deleted stays in it.
+
+        Raises nothing, for what was committed is committed: where it cannot be done now, the next write does it.
+        """
+        with self._emptying:
+            self._log_is_due = not self._has_emptied_log()
+
+    def _has_emptied_log(self) -> bool:
+        try:
+            with closing(self._connect(EMPTYING_S)) as connection:
+                blocked, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            log.warning("%s: the write-ahead log could not be emptied: %s", self.path, error)
+            return False
+        return not blocked
 
     def close(self) -> None:
         self._engine.dispose()
@@ -227,15 +255,15 @@ class Database:
         """The lock file of a cluster's controller; any text may be a cluster's name."""
         return self.home / LOCKS / f"{hashlib.sha256(cluster.encode()).hexdigest()[:24]}.lock"
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, busy_s: float) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode=rw",  # a file that is gone is an error, not a new empty store
             uri=True,
-            timeout=self._busy_s,
+            timeout=busy_s,
             isolation_level=None,  # transactions begin in `_begin`
             check_same_thread=False,
         )
-        # What is deleted (secrets of jobs) is overwritten, not only given free.
+        # What is deleted (secrets of jobs) is overwritten, not only given free; `empty_log` does so in the log.
         size = f"journal_size_limit={16 * 1024**2}"
         for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON", size):
             connection.execute(f"PRAGMA {pragma}")

@@ -5,6 +5,7 @@
     RaycontrolError                 exit status 125
     ├── UsageError                  2    wrong call or argument; nothing was changed
     │   ├── SpecError               2    a spec with all of its faults
+    │   ├── IdTaken                 2    a job id that another user's job has
     │   └── KeyReused               2    an idempotency key that stands for another request
     ├── JobNotFound                 2    no job of that id (or more than one of that prefix)
     ├── PackageError                2    the working directory cannot be packed or unpacked
@@ -13,6 +14,7 @@
     ├── ServerUnreachable           125  no raycontrol server answers at the URL
     ├── ClusterUnreachable          125  no Ray cluster answers at the address
     ├── ControllerUnavailable       125  the cluster is there, its controller does not answer
+    ├── HeadFault                   125  a call to the head failed as nobody foresaw; asking again would not help
     ├── VersionMismatch             125  client and controller are of different versions
     ├── StoreError                  125  the store cannot be opened, read or written
     │   ├── StoreRefused            125  a change that the store will never take
@@ -78,6 +80,17 @@ class SpecError(UsageError):
             return f"{where}{self.faults[0]}"
         lines = "\n".join(f"  {fault}" for fault in self.faults)
         return f"{where}{len(self.faults)} faults in the job's spec:\n{lines}"
+
+
+class IdTaken(UsageError):
+    """Another user's job has the id that a new job was to have."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"job id {self.job_id!r} is taken; choose another"
 
 
 class KeyReused(UsageError):
@@ -171,6 +184,20 @@ class ServerUnreachable(RaycontrolError):
 
 class ControllerUnavailable(RaycontrolError):
     """The cluster answers, but its controller does not; ``str(error)`` says why and what to try."""
+
+
+class HeadFault(RaycontrolError):
+    """Controller or archive answered with an error that is none of this package's: a fault of ours, to be reported.
+
+    ``reason`` is that error in one line; its traceback is the ``__cause__``.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"a call to the head failed: {self.reason}"
 
 
 class VersionMismatch(RaycontrolError):

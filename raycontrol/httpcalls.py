@@ -21,6 +21,7 @@ from raycontrol.errors import (
     ControllerUnavailable,
     Fault,
     Forbidden,
+    HeadFault,
     JobNotFound,
     PackageError,
     PlanError,
@@ -61,8 +62,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """One request, which may be made again. ``key`` is its idempotency key, ``job_id`` the job that it is about; ``wait_s`` is
-    how long the server may take before it has something to say; ``tells`` are statuses that are no refusal here.
+    """One request, which may be made again. ``job_id`` is the job that it is about; ``wait_s`` is how long the server may take
+    before it has something to say; ``tells`` are statuses that are no refusal here.
     """
 
     method: str
@@ -70,14 +71,12 @@ class Call:
     params: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
     content_type: str = "application/json"
-    key: str | None = None
     job_id: str | None = None
     wait_s: float = 0.0
     tells: frozenset[int] = frozenset()
 
     def headers(self) -> dict[str, str]:
-        kind = {"Content-Type": self.content_type} if self.body else {}
-        return kind if self.key is None else {**kind, "Idempotency-Key": self.key}
+        return {"Content-Type": self.content_type} if self.body else {}
 
 
 def about(job_id: str, method: str, path: str = "", **fields: Any) -> Call:
@@ -194,10 +193,11 @@ def refuse_plain_http(url: str, insecure_http: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether nobody but programs of that machine itself can reach, or listen to, what goes to ``host``."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 def open_http(url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None) -> httpx.Client:
@@ -250,6 +250,7 @@ class Problem(BaseModel):
 
 
 ERRORS: Mapping[str, type[RaycontrolError]] = {
+    "internal-error": HeadFault,
     "package-error": PackageError,
     "plan-error": PlanError,
     "store-error": StoreError,

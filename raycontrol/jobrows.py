@@ -68,13 +68,13 @@ def info_of(job: Job, home: Path, *, network: bool = False) -> JobInfo:
     return info(job, outputs=str(outputs) if outputs.is_dir() else None, network=network)
 
 
-def read_info(row: JobRow, store: Store) -> JobInfo:
-    """Return a stored job as every surface shows it.
+def read_info(row: JobRow, store: Store, *, network: bool = True) -> JobInfo:
+    """Return a stored job as every surface shows it; ``network`` as in ``info_of``.
 
     An embedded run that was killed leaves its job as it was; its cluster's name never comes again, so nobody will
     end it. Such a job is shown as ``abandoned``.
     """
-    return _shown(row, read_job(row), store, network=True)
+    return _shown(row, read_job(row), store, network)
 
 
 def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:

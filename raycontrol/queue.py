@@ -6,7 +6,7 @@ the cluster as it is could not run even if it were empty stands aside, and comes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raycontrol.placement import Assignment, Node, NoRoom, place, reserve
@@ -39,7 +39,7 @@ def decide(waiting: Sequence[Waiting], nodes: Sequence[Node]) -> list[PlaceNow |
     decisions: list[PlaceNow | KeepWaiting] = []
     blocked_by: str | None = None
     ahead = 0
-    for item in sorted(waiting, key=lambda job: (job.submitted_at, job.job_id)):
+    for item in in_order(waiting):
         if blocked_by is not None:
             decisions.append(
                 KeepWaiting(
@@ -58,3 +58,8 @@ def decide(waiting: Sequence[Waiting], nodes: Sequence[Node]) -> list[PlaceNow |
         nodes = reserve(nodes, gang, found)
         decisions.append(PlaceNow(item.job_id, found))
     return decisions
+
+
+def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
+    """Return the jobs in the order in which they are decided upon."""
+    return sorted(waiting, key=lambda job: (job.submitted_at, job.job_id))

@@ -111,6 +111,15 @@ class Door(Reader, Protocol):
 class ServerDoor(Door, Protocol):
     """What the HTTP server needs beside: who may come in, what was done, and how the cluster fares."""
 
+    def glance(self, job_id: str) -> JobInfo:
+        """Return a job without what takes making its plan; raises JobNotFound."""
+
+    def queued(self) -> list[JobInfo]:
+        """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
+
+    def running(self) -> list[JobInfo]:
+        """Return the jobs that run on this cluster, oldest first."""
+
     def authenticate(self, token_id: str, digest: str) -> Identity | None:
         """Return who comes with a token (``tokens.parsed``); None when it is wrong, expired or revoked."""
 
@@ -207,6 +216,15 @@ class ClusterDoor:
 
     def revoke_token(self, name: str) -> TokenInfo:
         return self._ask(self._controller.revoke_token.remote(name))  # type: ignore[no-any-return]
+
+    def glance(self, job_id: str) -> JobInfo:
+        return self._ask(self._controller.glance.remote(job_id))  # type: ignore[no-any-return]
+
+    def queued(self) -> list[JobInfo]:
+        return self._ask(self._controller.queued.remote())  # type: ignore[no-any-return]
+
+    def running(self) -> list[JobInfo]:
+        return self._ask(self._controller.running.remote())  # type: ignore[no-any-return]
 
     def authenticate(self, token_id: str, digest: str) -> Identity | None:
         return self._ask(self._controller.authenticate.remote(token_id, digest))  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The way in to a cluster over HTTP: what ``raycontrol serve`` answers. Needs no Ray, so that a laptop has it too.
 
 Every call may be repeated, and is while the server is away: readings by nature, changes because the same change again
-changes nothing, a submission by its key. How far a log was read is known here and not there. So who follows a job
+changes nothing, a submission by the job's id. How far a log was read is known here and not there. So who follows a job
 notices a server that is started again by a pause only.
 """
 
@@ -17,6 +17,7 @@ import httpx
 from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter
 
 from raycontrol.access import Role, TokenInfo
+from raycontrol.cursors import cursor_after
 from raycontrol.errors import JobNotFound
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.httpcalls import Call, HttpCalls, about, as_json, given, segment
@@ -40,7 +41,7 @@ class JobPage(BaseModel):
     next: str | None = None
 
 
-class NewToken(BaseModel):
+class MadeToken(BaseModel):
     """A token that was just made; ``token`` is its text, told this once."""
 
     token: str = Field(repr=False)
@@ -58,7 +59,7 @@ PIECES = TypeAdapter(dict[str, Base64Bytes])
 DOUBTS = TypeAdapter(dict[str, str | None])
 TOKEN = TypeAdapter(TokenInfo)
 TOKENS = TypeAdapter(list[TokenInfo])
-NEW_TOKEN = TypeAdapter(NewToken)
+MADE_TOKEN = TypeAdapter(MadeToken)
 
 
 class HttpDoor:
@@ -110,12 +111,11 @@ class HttpDoor:
             text=text,
             limit=LARGEST_PAGE if limit is None else min(limit, LARGEST_PAGE),
         )
-        found = (job for job in self._pages(filters) if before is None or (job.submitted_at, job.id) < before)
-        return [*itertools.islice(found, limit)]
+        after = None if before is None else cursor_after(before)
+        return [*itertools.islice(self._pages(filters, after), limit)]
 
-    def _pages(self, filters: Mapping[str, Any]) -> Iterator[JobInfo]:
+    def _pages(self, filters: Mapping[str, Any], after: str | None) -> Iterator[JobInfo]:
         """Yield jobs, newest first; the next page is asked for when it is needed."""
-        after: str | None = None
         while True:
             page = self._calls.read(PAGE, Call("GET", "/jobs", given(**filters, after=after)))
             yield from page.jobs
@@ -199,7 +199,7 @@ class HttpDoor:
             "job_id": submission.job_id,
             "package": submission.package,
         }
-        return self._calls.read(JOB, Call("POST", "/jobs", body=as_json(request), key=submission.job_id))
+        return self._calls.read(JOB, Call("POST", "/jobs", body=as_json(request)))
 
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         return self._calls.read(
@@ -211,7 +211,7 @@ class HttpDoor:
     ) -> tuple[TokenInfo, str]:
         """``by`` is not sent: the server knows whose token asks. Where its answer got lost the name is taken: revoke it."""
         wanted = {"name": name, "role": role, "user": user, "ttl_s": ttl_s}
-        made = self._calls.read(NEW_TOKEN, Call("POST", "/tokens", body=as_json(wanted)))
+        made = self._calls.read(MADE_TOKEN, Call("POST", "/tokens", body=as_json(wanted)))
         return made.info, made.token
 
     def tokens(self) -> list[TokenInfo]:

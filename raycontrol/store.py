@@ -137,13 +137,17 @@ class Store:
             if lease is not None:
                 _leases.check(connection, lease)
             told = []
+            ended = [change.row.id for change in changes if change.row.state.terminal]
+            had_secrets = accessrows.have_secrets(connection, ended)
             for change in changes:
                 _check(connection, change.row)
                 connection.execute(
                     update(jobs).where(jobs.c.id == change.row.id).values(_columns(change.row))
                 )
                 told += [_tell(connection, change.row.id, note) for note in change.notes]
-            return told
+        if had_secrets:
+            self._database.empty_log()
+        return told
 
     def job(self, job_id: str) -> JobRow | None:
         with self._database.reading() as connection:
@@ -215,13 +219,17 @@ class Store:
 
         Raises StoreError, and removes none, when one has not ended and its cluster has a living controller.
         """
+        doomed = [*job_ids]
         with self._database.writing() as connection:
-            for job_id in job_ids:
+            had_secrets = accessrows.have_secrets(connection, doomed)
+            for job_id in doomed:
                 where = select(jobs.c.state, jobs.c.cluster).where(jobs.c.id == job_id)
                 found = connection.execute(where).one_or_none()
                 if found is not None and found.state in _ACTIVE and self.controlled(found.cluster):
                     raise StoreError(f"job {job_id!r} is {found.state}; stop it before it is removed")
                 connection.execute(delete(jobs).where(jobs.c.id == job_id))
+        if had_secrets:
+            self._database.empty_log()
 
     def acquire(self, cluster: str, host: str, pid: int, now: float, lease_s: float = 30) -> Lease:
         """Become the controller of ``cluster``, until ``release`` or the end of this process.

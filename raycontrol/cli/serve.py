@@ -145,7 +145,8 @@ def refuse_elsewhere(facts: Mapping[str, Any], hostname: str, home: Path) -> Non
 
 def exposure(ray_address: str, environ: Mapping[str, str]) -> str | None:
     """Return what is to be said where others can reach the cluster past this server; None where they cannot."""
-    from raycontrol.api.hosts import host_name, is_loopback
+    from raycontrol.api.hosts import host_name
+    from raycontrol.httpcalls import is_loopback
 
     name = host_name(ray_address) or ray_address
     if is_loopback(name) or environ.get("RAY_AUTH_MODE") == "token":

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import httpx
 
@@ -18,8 +19,11 @@ from raycontrol import tokens
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.api.app import Config, make_app
 from raycontrol.api.limits import Limits
+from raycontrol.api.watchers import Watchers
 from raycontrol.errors import (
     ControllerUnavailable,
+    HeadFault,
+    IdTaken,
     JobNotFound,
     KeyReused,
     PackageError,
@@ -52,8 +56,12 @@ class FakeDoor:
         self.known_nodes: list[NodeInfo] = []
         self.error: Exception | None = None
         self.asked_for_tokens = 0
+        self.asked_for_jobs = 0
+        self.asked_for_glances = 0
         self.asked_for_events = 0
         self.can_write = True
+        self.refused = 0
+        self.pause: threading.Event | None = None
         self._jobs: dict[str, JobInfo] = {}
         self._events: dict[str, list[Event]] = {}
         self._tokens: dict[str, tuple[TokenInfo, tokens.Parsed]] = {}
@@ -101,6 +109,26 @@ class FakeDoor:
         return [prefix] if prefix in self._jobs else sorted(i for i in self._jobs if i.startswith(prefix))
 
     def info(self, job_id: str) -> JobInfo:
+        self.asked_for_jobs += 1
+        return self._job(job_id)
+
+    def glance(self, job_id: str) -> JobInfo:
+        self.asked_for_glances += 1
+        return self._job(job_id)
+
+    def queued(self) -> list[JobInfo]:
+        return self._own(JobState.QUEUED)
+
+    def running(self) -> list[JobInfo]:
+        return self._own(JobState.RUNNING)
+
+    def _own(self, state: JobState) -> list[JobInfo]:
+        """The jobs of this cluster: the store has those of others too."""
+        self._fail()
+        found = [job for job in self._jobs.values() if job.state is state and not job.cluster]
+        return sorted(found, key=lambda job: (job.submitted_at, job.id))
+
+    def _job(self, job_id: str) -> JobInfo:
         self._fail()
         if job_id not in self._jobs:
             raise JobNotFound(job_id)
@@ -197,7 +225,10 @@ class FakeDoor:
                 if known.fingerprint != submission.fingerprint:
                     raise KeyReused(submission.key)
                 return self._jobs[known.job_id]
-        if submission.job_id not in self._jobs:
+        known_job = self._jobs.get(submission.job_id)
+        if known_job is not None and known_job.user != submission.user:
+            raise IdTaken(submission.job_id)
+        if known_job is None:
             self.submissions[submission.job_id] = submission
             self.put(
                 job_info(
@@ -239,6 +270,8 @@ class FakeDoor:
         return revoked
 
     def authenticate(self, token_id: str, digest: str) -> Identity | None:
+        if self.pause is not None:
+            self.pause.wait(10)
         self._fail()
         self.asked_for_tokens += 1
         for info, parts in self._tokens.values():
@@ -267,6 +300,7 @@ class FakeDoor:
 
     def _fail(self) -> None:
         if self.error is not None:
+            self.refused += 1
             raise self.error
 
 
@@ -278,6 +312,7 @@ class Live:
         self.body = b""
         self._sent: bytes | None = sent
         self.over = False
+        self.ended = False
         self._left = asyncio.Event()
 
     @property
@@ -296,6 +331,7 @@ class Live:
             self.status = message["status"]
         else:
             self.body += message.get("body", b"")
+            self.ended = not message.get("more_body", False)
 
     def leave(self) -> None:
         self._left.set()
@@ -328,21 +364,11 @@ class Api:
 
     @contextmanager
     def live(self, path: str, *, by: str = "admin", headers: Any = None, body: Any = None) -> Iterator[Live]:
-        """Give an answer while it is coming; leave at the end of the block. With a ``body`` it is a POST of it as JSON."""
-        url = httpx.URL(f"http://127.0.0.1:8642{path}")
-        sent = [("host", "127.0.0.1"), *self._login(by), *dict(headers or {}).items()]
-        scope = {
-            "type": "http",
-            "method": "GET" if body is None else "POST",
-            "scheme": "http",
-            "path": url.path,
-            "raw_path": url.raw_path.partition(b"?")[0],
-            "query_string": url.query,
-            "headers": [(name.lower().encode(), value.encode()) for name, value in sent],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 8642),
-            "root_path": "",
-        }
+        """Give an answer while it is coming; leave at the end of the block. With a ``body`` it is a POST of it as JSON.
+
+        The path goes as it is, dots and all; httpx would put it in order.
+        """
+        scope = self._scope("GET" if body is None else "POST", path, by, headers)
         answer = self.run(_made(b"" if body is None else json.dumps(body).encode()))
         future = asyncio.run_coroutine_threadsafe(self._drive(scope, answer), self._loop)
         try:
@@ -350,6 +376,45 @@ class Api:
         finally:
             self._loop.call_soon_threadsafe(answer.leave)
             future.result(10)
+
+    def exact(self, path: str, *, by: str = "admin") -> Live:
+        """Return the whole answer to a path that goes as it is."""
+        with self.live(path, by=by) as answer:
+            until(lambda: answer.over, f"the answer to {path}")
+        return answer
+
+    def leave_within_a_body(self, path: str) -> list[int]:
+        """Send the begin of a body; return the statuses that the server answered nobody with."""
+        sent: list[dict[str, Any]] = [
+            {"type": "http.request", "body": b'{"spec":', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return sent.pop(0)
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        self.run(self.app(self._scope("POST", path, "admin", None), receive, send))
+        return statuses
+
+    def _scope(self, method: str, path: str, by: str, headers: Any) -> dict[str, Any]:
+        raw, _, query = path.partition("?")
+        sent = [("host", "127.0.0.1"), *self._login(by), *dict(headers or {}).items()]
+        return {
+            "type": "http",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(raw),
+            "raw_path": raw.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8642),
+            "root_path": "",
+        }
 
     async def _drive(self, scope: Any, answer: Live) -> None:
         try:
@@ -362,7 +427,7 @@ class Api:
 
     def close(self) -> None:
         hub = self.app._hub
-        self._loop.call_soon_threadsafe(hub.watchers.close)
+        self.run(_ended(hub.watchers))
         hub.calls.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -376,12 +441,22 @@ class Api:
             return await client.request(method, path, headers=headers, **rest)
 
 
+async def _ended(watchers: Watchers) -> None:
+    watchers.close()
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0)
+
+
 async def _made(sent: bytes) -> Live:
     return Live(sent)
 
 
 def lost() -> ControllerUnavailable:
     return ControllerUnavailable("raycontrol's actor on the head is gone")
+
+
+def fault() -> HeadFault:
+    return HeadFault("RuntimeError: the password is hunter2")
 
 
 def adas_job(state: JobState = JobState.RUNNING, **changes: Any) -> JobInfo:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from raycontrol.api.app import OPEN
 from raycontrol.api.guards import Guard, JobGuard
 from raycontrol.hardware import NodeInfo
 from raycontrol.status import JobState
-from tests.api.fakes import DIGEST, Api, adas_job, write_log
+from tests.api.fakes import DIGEST, Api, adas_job, lost, until, write_log
 from tests.fake_client import job_info
 
 EVERYBODY = {"viewer", "user", "operator", "admin"}
@@ -210,11 +212,70 @@ def test_a_token_that_asks_too_often_has_to_wait(make_api: Callable[..., Api]) -
     assert api.door.audited == []
 
 
+def test_a_token_that_was_revoked_is_no_reason_to_refuse_good_ones(make_api: Callable[..., Api]) -> None:
+    api = make_api(failures_burst=1, failures_per_s=0.01, strangers_burst=0)
+    assert api.get("/api/v1/jobs", by="user").status_code == 200
+    assert api.request("DELETE", "/api/v1/tokens/other").status_code == 200
+    assert api.get("/api/v1/jobs", by="other").status_code == 401
+    assert api.request("DELETE", "/api/v1/tokens/viewer").status_code == 200
+    assert api.get("/api/v1/jobs", by="user").status_code == 200
+    assert api.get("/api/v1/jobs", by="operator").status_code == 429
+
+
+def test_a_good_token_from_an_address_that_guesses_is_looked_at(make_api: Callable[..., Api]) -> None:
+    api = make_api(failures_burst=1, failures_per_s=0.01, strangers_burst=2, strangers_per_s=0.01)
+    assert [api.get("/api/v1/jobs", by="nonsense").status_code for _ in range(5)] == [401, *[429] * 4]
+    assert api.get("/api/v1/jobs", by="user").status_code == 200
+
+
+def test_a_token_that_nobody_could_look_at_is_no_guess(make_api: Callable[..., Api]) -> None:
+    api = make_api(failures_burst=1, failures_per_s=0.01, strangers_burst=0)
+    api.door.error = lost()
+    assert [api.get("/api/v1/jobs", by="user").status_code for _ in range(3)] == [503] * 3
+    api.door.error = None
+    assert api.get("/api/v1/jobs", by="user").status_code == 200
+
+
+def test_guesses_that_come_at_the_same_time_are_counted_one_by_one(make_api: Callable[..., Api]) -> None:
+    api = make_api(failures_burst=3, failures_per_s=0.01, strangers_burst=0)
+    slow, answered = threading.Event(), []
+    api.door.pause = slow
+
+    async def guess() -> None:
+        answered.append(
+            (await api._request("GET", "/api/v1/jobs", api._login(tokens.new_token()), {})).status_code
+        )
+        slow.set()
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(guess() for _ in range(10)))
+
+    api.run(all_at_once())
+    assert sorted(answered) == [401] * 3 + [429] * 7
+
+
+@pytest.mark.parametrize("path", ["logs/worker-0?follow=1", "logs/stream", "events/stream"])
+def test_a_stream_ends_with_its_token(make_api: Callable[..., Api], path: str) -> None:
+    api = make_api(recheck_s=0.02)
+    api.door.put(adas_job())
+    write_log(api.home, b"one\n")
+    with api.live(f"/api/v1/jobs/digits-ab12cd/{path}", by="user") as answer:
+        until(lambda: "data: " in answer.text, "the first line")
+        api.door.error = lost()
+        until(lambda: api.door.refused > 2, "looks at the token")
+        assert not answer.over
+        api.door.error = None
+        assert api.request("DELETE", "/api/v1/tokens/user").status_code == 200
+        until(lambda: answer.over, "the end of the stream")
+    assert "event: end" not in answer.text
+    assert answer.ended
+
+
 def test_an_address_that_guesses_has_to_wait_and_good_tokens_from_there_go_on(
     make_api: Callable[..., Api],
 ) -> None:
-    api = make_api(failures_burst=3, failures_per_s=0.1)
+    api = make_api(failures_burst=3, failures_per_s=0.1, strangers_burst=1, strangers_per_s=0.1)
     assert api.get("/api/v1/jobs", by="user").status_code == 200
-    statuses = [api.get("/api/v1/jobs", by=tokens.new_token()).status_code for _ in range(4)]
-    assert statuses == [401, 401, 401, 429]
+    statuses = [api.get("/api/v1/jobs", by=tokens.new_token()).status_code for _ in range(5)]
+    assert statuses == [401, 401, 401, 401, 429]
     assert api.get("/api/v1/jobs", by="user").status_code == 200

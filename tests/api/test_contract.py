@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi import checks
 
 from raycontrol.access import Role
 from raycontrol.status import JobState
 from tests.api.fakes import DIGEST, FakeDoor, adas_job, write_log
 from tests.api.test_server import running
-
-schemathesis = pytest.importorskip("schemathesis")
-checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 
 pytestmark = pytest.mark.long
 

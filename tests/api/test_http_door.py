@@ -42,9 +42,11 @@ class InProcess(httpx.BaseTransport):
         self._loses = loses
         self.away = threading.Event()
         self.taken = 0
+        self.refused = 0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if self.away.is_set():
+            self.refused += 1
             raise httpx.ConnectError("refused")
         answer = self._api.run(self._send(request))
         self.taken += 1
@@ -83,7 +85,6 @@ def test_a_job_goes_over_with_its_folder_and_its_secrets(api: Api, tmp_path: Pat
     taken = api.door.submissions["code-1"]
     assert taken.spec.secrets() == {"KEY": "s3cret"}
     assert taken.package in api.door.whole
-    assert taken.key == "code-1"
 
 
 def test_a_submission_whose_answer_got_lost_is_made_once(api: Api) -> None:
@@ -92,6 +93,15 @@ def test_a_submission_whose_answer_got_lost_is_made_once(api: Api) -> None:
     door.find("")
     assert door.submit(submission()).id == "a-1"
     assert (transport.taken, len(api.door.submissions)) == (3, 1)
+
+
+def test_the_same_id_returns_the_job_whatever_else_is_asked_for(api: Api) -> None:
+    door = door_of(api, "user")
+    door.submit(submission(secret_env={"KEY": "one"}))
+    again = door.submit(submission(nodes=2, secret_env={"KEY": "two"}))
+    assert (again.id, len(api.door.submissions)) == ("a-1", 1)
+    with pytest.raises(UsageError, match="job id 'a-1' is taken; choose another"):
+        door_of(api, "other").submit(submission())
 
 
 def test_doubts_come_back_as_text(api: Api) -> None:
@@ -131,6 +141,7 @@ def test_logs_are_followed_over_a_server_that_is_away_for_a_while(api: Api) -> N
     transport.away.set()
     write_log(api.home, b"o\nthree\xff\n")
     write_log(api.home, b"zero\n", "master-0")
+    wait_until(lambda: transport.refused > 1, what="the follower has tried again")
     transport.away.clear()
     api.door.becomes(JOB, JobState.SUCCEEDED)
     follower.join(30)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from raycontrol.access import Role
 from raycontrol.status import JobState, Reason
-from tests.api.fakes import DIGEST, Api, adas_job, lost
+from tests.api.fakes import DIGEST, Api, adas_job, fault, lost
 from tests.fake_client import job_info
 
 SPEC = {"name": "digits", "command": "torchrun train.py"}
@@ -61,8 +63,8 @@ def test_a_key_of_another_request_is_refused(api: Api) -> None:
 def test_another_s_job_id_is_taken_and_nothing_of_that_job_is_told(api: Api) -> None:
     api.door.put(adas_job())
     answer = api.post("/api/v1/jobs", by="other", json={"spec": SPEC, "job_id": "digits-ab12cd"})
-    assert answer.status_code == 409
-    assert answer.json()["detail"] == "the job id 'digits-ab12cd' is taken; choose another"
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:raycontrol:id-taken")
+    assert answer.json()["detail"] == "job id 'digits-ab12cd' is taken; choose another"
 
 
 def test_every_fault_of_a_spec_is_told(api: Api) -> None:
@@ -168,6 +170,30 @@ def test_the_queue_is_in_its_order_with_reasons(api: Api) -> None:
     assert [item["position"] for item in api.get("/api/v1/queue", by="user").json()] == [2]
 
 
+def test_the_queue_has_the_jobs_of_this_cluster_alone(api: Api) -> None:
+    api.door.put(job_info("ours-1", submitted_at=2.0))
+    api.door.put(job_info("theirs-1", submitted_at=1.0, cluster="west"))
+    api.door.put(job_info("inside-1", submitted_at=1.0, cluster="embedded-5f0c"))
+    assert [(item["position"], item["id"]) for item in api.get("/api/v1/queue").json()] == [(1, "ours-1")]
+
+
+def test_only_who_looks_at_a_job_itself_makes_its_plan(api: Api) -> None:
+    api.door.put(adas_job())
+    for path in ("events", "logs", "usage", "logs/worker-0"):
+        api.get(f"/api/v1/jobs/digits-ab12cd/{path}")
+    assert (api.door.asked_for_jobs, api.door.asked_for_glances) == (0, 1)
+    for path in ("", "/instances"):
+        assert api.get(f"/api/v1/jobs/digits-ab12cd{path}").status_code == 200
+    assert (api.door.asked_for_jobs, api.door.asked_for_glances) == (2, 1)
+
+
+def test_a_job_that_has_just_ended_can_be_removed_at_once(api: Api) -> None:
+    api.door.put(adas_job())
+    assert api.get("/api/v1/jobs/digits-ab12cd/events").status_code == 200
+    api.door.becomes("digits-ab12cd", JobState.STOPPED)
+    assert api.request("DELETE", "/api/v1/jobs/digits-ab12cd").status_code == 204
+
+
 def test_stopping_tells_why_and_who(api: Api) -> None:
     api.door.put(adas_job())
     assert api.post("/api/v1/jobs/digits-ab12cd/stop", by="user").status_code == 200
@@ -232,6 +258,20 @@ def test_an_unknown_error_tells_nothing_of_the_inside(api: Api) -> None:
         "detail": "this should not happen; the server's log tells more under the request's id",
         "instance": "r-9",
     }
+
+
+def test_an_unforeseen_error_of_the_controller_is_a_500_and_its_door_stays_open(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.get("/api/v1/jobs")
+    api.door.error = fault()
+    answer = api.get("/api/v1/jobs", headers={"X-Request-ID": "r-9"})
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:raycontrol:internal-error")
+    assert "retry-after" not in answer.headers
+    assert "hunter2" not in answer.text
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert told == ["request r-9 failed: a call to the head failed: RuntimeError: the password is hunter2"]
+    assert "looking for it anew" not in caplog.text
 
 
 def test_readiness_follows_controller_and_store(api: Api) -> None:

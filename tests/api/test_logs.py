@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import io
 import json
 import os
 import tarfile
+import weakref
 from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from raycontrol.api.files import Packed, log_members, tar
+from raycontrol.api.logevents import MOST_LOGS, PORTION_BYTES, LogsCutter
 from raycontrol.api.sse import LINE_BYTES, LineCutter
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobState, Reason
 from tests.api.fakes import Api, adas_job, events_in, until, write_log
+from tests.fake_client import instance
 
 LOGS = "/api/v1/jobs/digits-ab12cd/logs"
 EVENTS = "/api/v1/jobs/digits-ab12cd/events"
@@ -121,7 +130,7 @@ def test_a_reader_waits_for_bytes(api: Api) -> None:
 def test_lines_come_with_the_offset_of_the_next_one(api: Api) -> None:
     answer = ended(api).get(f"{LOGS}/worker-0?follow=1")
     assert answer.headers["content-type"].startswith("text/event-stream")
-    assert lines_of(answer.text) == [("one", "4"), ("two", "8"), ("three", "14")]
+    assert lines_of(answer.text) == [("one", "0:4"), ("two", "0:8"), ("three", "0:14")]
     assert events_in(answer.text)[-1] == {"event": "end", "data": '{"state": "SUCCEEDED", "attempt": 0}'}
 
 
@@ -132,16 +141,25 @@ def test_a_follower_resumes_without_a_gap_or_a_repeat(api: Api) -> None:
     ended(api, data)
     whole = lines_of(api.get(f"{LOGS}/worker-0?follow=1").text)
     assert [text for text, _ in whole] == ["first", "caf\u00e9", "\ufffd\ufffd broken", "100%", "", "no end"]
-    assert whole[-1][1] == str(len(data))
+    assert whole[-1][1] == f"0:{len(data)}"
     for number, (_, last_id) in enumerate(whole, start=1):
         rest = api.get(f"{LOGS}/worker-0?follow=1", headers={"Last-Event-ID": last_id})
         assert lines_of(rest.text) == whole[number:]
 
 
+def test_an_id_is_of_its_attempt(api: Api) -> None:
+    ended(api)
+    api.door.put(adas_job(JobState.SUCCEEDED, attempt=1))
+    write_log(api.home, b"other\nlines\n", attempt=1)
+    rest = api.get(f"{LOGS}/worker-0?follow=1", headers={"Last-Event-ID": "0:4"})
+    assert lines_of(rest.text) == [("two", "0:8"), ("three", "0:14")]
+    assert json.loads(events_in(rest.text)[-1]["data"])["next_attempt"] == 1
+
+
 def test_follow_can_begin_at_an_offset_or_with_the_last_lines(api: Api) -> None:
     ended(api)
-    assert lines_of(api.get(f"{LOGS}/worker-0?follow=1&offset=4").text) == [("two", "8"), ("three", "14")]
-    assert lines_of(api.get(f"{LOGS}/worker-0?follow=1&tail=1").text) == [("three", "14")]
+    assert lines_of(api.get(f"{LOGS}/worker-0?follow=1&offset=4").text) == [("two", "0:8"), ("three", "0:14")]
+    assert lines_of(api.get(f"{LOGS}/worker-0?follow=1&tail=1").text) == [("three", "0:14")]
 
 
 def test_a_line_of_any_length_comes_in_parts_that_can_be_resumed(api: Api) -> None:
@@ -168,13 +186,13 @@ def test_lines_come_as_they_are_written_until_the_job_ends(api: Api) -> None:
     api.door.put(adas_job())
     with api.live(f"{LOGS}/worker-0?follow=1", by="user") as answer:
         write_log(api.home, b"one\nunfini")
-        until(lambda: lines_of(answer.text) == [("one", "4")], "the first line")
+        until(lambda: lines_of(answer.text) == [("one", "0:4")], "the first line")
         write_log(api.home, b"shed\n")
-        until(lambda: lines_of(answer.text) == [("one", "4"), ("unfinished", "15")], "the second line")
+        until(lambda: lines_of(answer.text) == [("one", "0:4"), ("unfinished", "0:15")], "the second line")
         write_log(api.home, b"last")
         api.door.becomes("digits-ab12cd", JobState.SUCCEEDED)
         until(lambda: answer.over, "the end")
-        assert lines_of(answer.text)[2:] == [("last", "19")]
+        assert lines_of(answer.text)[2:] == [("last", "0:19")]
 
 
 def test_a_new_attempt_ends_what_follows_the_old_one(api: Api) -> None:
@@ -204,6 +222,33 @@ def test_all_instances_come_in_one_stream_that_can_be_resumed(api: Api) -> None:
         rest = lines_of(api.get(f"{LOGS}/stream", headers={"Last-Event-ID": last_id}).text)
         assert sorted(data for data, _ in rest) == sorted(data for data, _ in found[number:])
     assert len(lines_of(api.get(f"{LOGS}/stream?tail=1").text)) == 2
+
+
+def test_a_stream_of_too_many_logs_is_refused(api: Api) -> None:
+    api.door.put(adas_job(instances=tuple(instance(f"worker-{n}") for n in range(MOST_LOGS + 1))))
+    answer = api.get(f"{LOGS}/stream", by="user")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        409,
+        "job 'digits-ab12cd' has 129 instances; the logs of at most 128 come in one stream: follow single ones",
+    )
+
+
+def test_logs_that_come_when_there_are_too_many_break_the_stream_off(api: Api) -> None:
+    api.door.put(adas_job(instances=()))
+    with api.live(f"{LOGS}/stream") as answer:
+        for number in range(MOST_LOGS + 1):
+            write_log(api.home, b"one\n", f"worker-{number}")
+        until(lambda: answer.over, "the end")
+    assert "event: end" not in answer.text
+    assert api.get(f"{LOGS}/stream").status_code == 409
+
+
+def test_lines_of_many_logs_come_in_portions_with_ids_of_those_that_have_moved() -> None:
+    cutter = LogsCutter(0, {"still": 0, "moved": 7})
+    first, *others = cutter.feed({"master-0": b"\n" * 5000})
+    assert max(map(len, [first, *others])) < PORTION_BYTES + 200
+    assert first.startswith(b'id: {"attempt":0,"offsets":{"moved":7,"master-0":1}}\n')
+    assert sum(piece.count(b"data: ") for piece in [first, *others]) == 5000
 
 
 # Events of jobs.
@@ -265,6 +310,37 @@ def test_followers_are_counted_and_have_to_wait_when_there_are_too_many(make_api
     until(lambda: api.app._hub.watchers.followers == 0, "the first follower gone")
 
 
+def test_an_error_that_nobody_foresaw_does_not_leave_followers_alone(api: Api) -> None:
+    api.door.put(adas_job())
+    with api.live(f"{EVENTS}/stream") as answer:
+        until(lambda: '"RUNNING"' in answer.text, "the first event")
+        api.door.error = RuntimeError("odd")
+        api.door.becomes("digits-ab12cd", JobState.SUCCEEDED)
+        until(lambda: api.door.refused, "the error")
+        api.door.error = None
+        until(lambda: answer.over, "the end")
+    assert [json.loads(event["data"])["state"] for event in events_in(answer.text)] == [
+        "RUNNING",
+        "SUCCEEDED",
+        "SUCCEEDED",
+    ]
+
+
+def test_a_watcher_that_has_died_is_replaced(api: Api) -> None:
+    api.door.put(adas_job())
+    watchers = api.app._hub.watchers
+    with api.live(f"{EVENTS}/stream") as first:
+        until(lambda: '"RUNNING"' in first.text, "the first event")
+        _, task = watchers._watchers["digits-ab12cd"]
+        api._loop.call_soon_threadsafe(task.cancel)
+        until(task.done, "the watcher's death")
+        with api.live(f"{EVENTS}/stream") as second:
+            until(lambda: '"RUNNING"' in second.text, "the first event again")
+            api.door.becomes("digits-ab12cd", JobState.SUCCEEDED)
+            until(lambda: second.over, "the end")
+    assert events_in(second.text)[-1]["event"] == "end"
+
+
 def test_a_job_that_is_removed_ends_its_followers(api: Api) -> None:
     api.door.put(adas_job())
     with api.live(f"{EVENTS}/stream") as answer:
@@ -275,6 +351,27 @@ def test_a_job_that_is_removed_ends_its_followers(api: Api) -> None:
 
 
 # Archives.
+
+
+def test_a_download_that_is_given_up_leaves_no_file_open(api: Api) -> None:
+    ended(api)
+    opened: list[Any] = []
+
+    async def given_up(work: Callable[[], Any]) -> Any:
+        found = work()
+        if isinstance(found, Packed):
+            return found
+        opened.append(weakref.ref(found))
+        raise asyncio.CancelledError
+
+    async def download() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            async for _ in tar(log_members(api.home, "digits-ab12cd"), given_up):
+                pass
+
+    asyncio.run(download())
+    gc.collect()
+    assert [reference() for reference in opened] == [None]
 
 
 def test_all_logs_come_as_one_archive(api: Api) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raycontrol import job
 from raycontrol.job import Instance, Job
 from raycontrol.jobrows import row_of
 from raycontrol.plan import Facts
@@ -17,16 +18,27 @@ SPEC = {
     "secret_env": {"HF_TOKEN": "hf_verysecret"},
 }
 
+FACTS = Facts(
+    instance="master-0",
+    ip="10.0.0.7",
+    node_name="host-a",
+    ports={"master": "29500", "probe": "29501"},
+    interface="eth0",
+    code_dir="/code",
+    output_dir="/out",
+)
+MASTER = Instance("master-0", "master", "master", 0, "n", "host-a", "10.0.0.7", facts=FACTS)
+
 
 def stored(api: Api, *instances: Instance) -> None:
     """A job of ada's, in the store and behind the door."""
     spec = JobSpec.from_dict(SPEC).without_secrets()
-    job = Job(id="digits-ab12cd", cluster="test", spec=spec, user="ada", submitted_at=1.0)
+    new = Job(id="digits-ab12cd", cluster="test", spec=spec, user="ada", submitted_at=1.0)
     note = Note(
         at=1.0, kind="Submitted", state=JobState.QUEUED, reason=Reason.SUBMITTED, attempt=0, message=""
     )
     with Store(api.home) as store:
-        store.add(row_of(replace(job, instances=instances)), note)
+        store.add(row_of(replace(new, instances=instances)), note)
     api.door.put(adas_job())
 
 
@@ -39,18 +51,16 @@ def test_before_nodes_have_reported_the_plan_is_that_of_the_spec(api: Api) -> No
 
 
 def test_the_plan_of_an_attempt_has_its_addresses(api: Api) -> None:
-    facts = Facts(
-        instance="master-0",
-        ip="10.0.0.7",
-        node_name="host-a",
-        ports={"master": "29500", "probe": "29501"},
-        interface="eth0",
-        code_dir="/code",
-        output_dir="/out",
-    )
-    stored(api, Instance("master-0", "master", "master", 0, "n", "host-a", "10.0.0.7", facts=facts))
+    stored(api, MASTER)
     answer = api.get("/api/v1/jobs/digits-ab12cd/plan").json()
     assert (answer["attempt"], answer["plan"]["environment"]["master-0"]["MASTER_ADDR"]) == (0, "10.0.0.7")
+
+
+def test_showing_a_plan_touches_no_plan_of_the_thread_that_advances_jobs(api: Api) -> None:
+    stored(api, MASTER)
+    before = dict(job._plans)
+    assert api.get("/api/v1/jobs/digits-ab12cd/plan").json()["attempt"] == 0
+    assert job._plans == before
 
 
 def test_secrets_are_masked_for_everybody(api: Api) -> None:

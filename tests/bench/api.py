@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import multiprocessing
 import os
 import resource
@@ -74,7 +73,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one job's turn came to: the seconds of each poll, CPU seconds of the job, and a second of the server.
+    """What one job's turn came to: seconds of each poll, CPU seconds of the job; and of server and controller, a second.
 
     ``lines`` were to be read by all followers, ``missed`` were not; ``wrong`` followers have not read just the log.
     """
@@ -82,7 +81,8 @@ class Turn:
     listed_s: Sequence[float]
     empty_s: Sequence[float]
     job_cpu_s: float
-    server_cpu_s: float
+    server_load: float
+    controller_load: float
     lines: int
     missed: int
     wrong: int
@@ -117,26 +117,22 @@ class Served(Server):
         answer = self.curl("GET", f"/api/v1/jobs/{job_id}/logs/master-0")
         return answer.text.splitlines() if answer.is_success else []
 
-    @property
-    def cpu_s(self) -> float:
-        times = self._of_the_system.cpu_times()
-        return times.user + times.system
-
-    @property
-    def memory_mib(self) -> float:
-        return self._of_the_system.memory_info().rss / (1 << 20)
-
-    @property
-    def _of_the_system(self) -> psutil.Process:
+    def process(self) -> psutil.Process:
         assert self._process is not None
         return psutil.Process(self._process.pid)
+
+    def controller(self) -> psutil.Process:
+        """The process of the cluster that answers to the server."""
+        everything = map(psutil.Process, self._cluster.pids())
+        (found,) = (one for one in everything if "".join(one.cmdline()).startswith("ray::ControllerActor"))
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="how often each way takes its turn (default 4)")
     parser.add_argument("--followers", type=int, default=200, help="who follows the log (default 200)")
-    parser.add_argument("--seconds", type=int, default=12, help="how long the job writes (default 12)")
+    parser.add_argument("--seconds", type=int, default=10, help="how long the job writes (default 10)")
     parser.add_argument("--listed", type=int, default=100, help="ended jobs in the list (default 100)")
     sizes = Sizes(**vars(parser.parse_args()))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -171,12 +167,12 @@ class Bench:
         """Return the turns of each way. A short one of each comes before, and pays for what the rest finds ready."""
         for way in WAYS:
             self.turn(way, 2)
-        print(f"the server's memory before: {self.server.memory_mib:.0f} MiB", flush=True)
+        print(f"the server's memory before: {memory_mib(self.server.process()):.0f} MiB", flush=True)
         turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
         for _ in range(self.sizes.rounds):
             for way in WAYS:
                 turns[way].append(self.turn(way, self.sizes.seconds))
-        print(f"the server's memory after:  {self.server.memory_mib:.0f} MiB")
+        print(f"the server's memory after:  {memory_mib(self.server.process()):.0f} MiB")
         return turns
 
     def turn(self, way: str, seconds: int) -> Turn:
@@ -186,20 +182,24 @@ class Bench:
         followed = way == FOLLOWED
         if followed:
             self.followers.send((job_id, self.sizes.followers))
-            assert self.followers.recv() == "attached"
-        cpu_s = self.server.cpu_s
+            assert told_by(self.followers) == "attached"
+        busy = [self.server.process(), self.server.controller()]
+        before = [cpu_s(process) for process in busy]
+        began = time.perf_counter()
         go.touch()
         listed_s, empty_s = self._polls(seconds) if way != QUIET else self._no_polls(seconds)
-        cpu_s = self.server.cpu_s - cpu_s
+        taken_s = time.perf_counter() - began
+        loads = [(cpu_s(process) - spent) / taken_s for process, spent in zip(busy, before, strict=True)]
         wait_until(lambda: self.server.state(job_id) == "SUCCEEDED", WAIT_S, f"{job_id} ended well")
         written = self.server.log(job_id)
         assert len(written) == seconds * LINES_PER_S + 2, f"{job_id} wrote {len(written)} lines"
-        seen: Counter[tuple[str, ...]] = self.followers.recv() if followed else Counter()
+        seen: Counter[tuple[str, ...]] = told_by(self.followers) if followed else Counter()
         return Turn(
             listed_s,
             empty_s,
             job_cpu_s=float(written[-1].split()[1]),
-            server_cpu_s=cpu_s / seconds,
+            server_load=loads[0],
+            controller_load=loads[1],
             lines=len(written) * seen.total(),
             missed=sum((Counter(written) - Counter(lines)).total() * count for lines, count in seen.items()),
             wrong=sum(count for lines, count in seen.items() if list(lines) != written),
@@ -215,7 +215,7 @@ class Bench:
 
     def _polls(self, seconds: int) -> tuple[list[float], list[float]]:
         self.pollers.send(seconds)
-        listed_s, empty_s = self.pollers.recv()
+        listed_s, empty_s = told_by(self.pollers)
         return listed_s, empty_s
 
     def _no_polls(self, seconds: int) -> tuple[list[float], list[float]]:
@@ -264,11 +264,25 @@ def worker(work: Callable[[Connection], None]) -> Iterator[Connection]:
     process.start()
     theirs.close()
     try:
-        assert ours.recv() == "ready"
+        assert told_by(ours) == "ready"
         yield ours
     finally:
         process.kill()
         process.join()
+
+
+def told_by(process: Connection) -> Any:
+    assert process.poll(WAIT_S), f"nothing was heard for {WAIT_S:.0f} s"
+    return process.recv()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def memory_mib(process: psutil.Process) -> float:
+    return float(process.memory_info().rss / (1 << 20))
 
 
 def serve_empty(port: int, connection: Connection) -> None:
@@ -368,7 +382,7 @@ def poll(port: int, empty_port: int, tokens: Sequence[str], connection: Connecti
 async def polled(
     port: int, empty_port: int, tokens: Sequence[str], seconds: int
 ) -> tuple[list[float], list[float]]:
-    """Every client asks once a second; no two begin at the same time."""
+    """Every client asks once a second; no two are due at the same time."""
     began = time.perf_counter() + 0.2
     slot_s = 1 / len(tokens)
     listing = [
@@ -384,11 +398,14 @@ async def polled(
 
 
 async def client(port: int, sent: bytes, first: float, times: int) -> list[float]:
-    """Return how many seconds each answer took, on one connection."""
+    """Return how many seconds each answer took, on one connection. What is due during an answer is left out."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     taken = []
     for number in range(times):
-        await asyncio.sleep(max(0.0, first + number - time.perf_counter()))
+        wait_s = first + number - time.perf_counter()
+        if wait_s < -1:
+            continue
+        await asyncio.sleep(max(0.0, wait_s))
         began = time.perf_counter()
         writer.write(sent)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -396,10 +413,9 @@ async def client(port: int, sent: bytes, first: float, times: int) -> list[float
         (length,) = [
             line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
         ]
-        body = await reader.readexactly(int(length))
+        await reader.readexactly(int(length))
         taken.append(time.perf_counter() - began)
     writer.close()
-    assert isinstance(json.loads(body), dict)
     return taken
 
 
@@ -416,18 +432,21 @@ def report(sizes: Sizes, turns: Mapping[str, Sequence[Turn]], load: float) -> No
         f"{sizes.rounds} rounds of {sizes.seconds} s; {sizes.followers} followers, {LINES_PER_S} lines a second; "
         f"{POLLS_PER_S} polls a second of each; {sizes.listed} ended jobs in the list; load average before: {load:.1f}"
     )
-    print(f"\n{'':<32} {'p50, ms':>26} {'p99, ms':>26} {'p99, to the empty':>26}")
+    print(f"\n{'':<32} {'polls':>6} {'p50, ms':>26} {'p99, ms':>26} {'p99, to the empty':>26}")
     for way in (POLLED, FOLLOWED):
         answers = [(turn.listed_s, turn.empty_s) for turn in turns[way]]
         ratios = [p99(listed_s) / p99(empty_s) for listed_s, empty_s in answers]
-        print(f"{f'empty route, {way}':<32} {told_ms([empty_s for _, empty_s in answers])}")
-        print(f"{f'list, {way}':<32} {told_ms([listed_s for listed_s, _ in answers])} {told(ratios)}")
-    print(f"\n{'':<32} {'CPU s of the job':>26} {'to the first':>26} {'of the server, a second':>26}")
+        print(f"{f'empty route, {way}':<32} {told_polls([empty_s for _, empty_s in answers])}")
+        print(f"{f'list, {way}':<32} {told_polls([listed_s for listed_s, _ in answers])} {told(ratios, 1)}")
+    print(
+        f"\n{'CPU s':<32} {'job':>26} {'to the first':>26} {'server, a second':>26} {'controller, a second':>26}"
+    )
     first = [turn.job_cpu_s for turn in turns[QUIET]]
     for way in WAYS:
         taken = [turn.job_cpu_s for turn in turns[way]]
         ratios = [one / other for one, other in zip(taken, first, strict=True)]
-        print(f"{way:<32} {told(taken)} {told(ratios)} {told([turn.server_cpu_s for turn in turns[way]])}")
+        loads = [(turn.server_load, turn.controller_load) for turn in turns[way]]
+        print(f"{way:<32} {' '.join(map(told, (taken, ratios, *zip(*loads, strict=True))))}")
     followed = turns[FOLLOWED]
     missed, wrong = sum(turn.missed for turn in followed), sum(turn.wrong for turn in followed)
     print(f"\nlines missed: {missed} of {sum(turn.lines for turn in followed)}")
@@ -435,14 +454,17 @@ def report(sizes: Sizes, turns: Mapping[str, Sequence[Turn]], load: float) -> No
         sys.exit(f"bench: {wrong} followers have not read what the job wrote")
 
 
-def told_ms(rounds: Sequence[Sequence[float]]) -> str:
+def told_polls(rounds: Sequence[Sequence[float]]) -> str:
     middle = [1000 * statistics.median(taken) for taken in rounds]
-    return f"{told(middle)} {told([1000 * p99(taken) for taken in rounds])}"
+    worst = [1000 * p99(taken) for taken in rounds]
+    return f"{sum(map(len, rounds)):6} {told(middle, 1)} {told(worst, 1)}"
 
 
-def told(values: Sequence[float]) -> str:
-    text = f"{statistics.median(values):.3f} ({min(values):.3f} … {max(values):.3f})"
-    return f"{text:>26}"
+def told(values: Sequence[float], digits: int = 3) -> str:
+    middle, least, most = (
+        f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{f'{middle} ({least} … {most})':>26}"
 
 
 def p99(taken: Sequence[float]) -> float:

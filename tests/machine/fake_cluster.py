@@ -49,6 +49,7 @@ class FakeCluster(Gangs):
         self.orders: list[Orders] = []
         self.stored_sizes: dict[str, int] = {}
         self.removed_stored: list[str] = []
+        self.packages_kept: list[set[str]] = []
         self.points = 0
         self.kill_at = kill_at
         self.killed = asyncio.Event()
@@ -145,6 +146,7 @@ class FakeCluster(Gangs):
 
     async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
         self.removed_stored += job_ids
+        self.packages_kept.append(packages_in_use)
 
     async def _act(self, name: str, action: Callable[[], None]) -> None:
         await self._point()

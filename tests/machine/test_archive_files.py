@@ -201,8 +201,14 @@ def test_packages_that_nobody_needs_are_removed(archive: Archive) -> None:
             long_ago = time.time() - 2 * 3600
             os.utime(archive.home / f"packages/{digest}.tar", (long_ago, long_ago))
         assert await archive.has_package(new)  # whoever asks is about to submit a job with it
+        half, other = package_of(40)[0], package_of(50)[0]
+        for digest in (half, other):
+            await archive.put_package(digest, 0, b"begun", False)
+        os.utime(archive.home / f"packages/incoming/{half}.part", (1.0, 1.0))
         await archive.remove_packages({kept})
         assert (await archive.usage())["packages"] == {kept: 10, new: 30}
+        assert await archive.put_package(half, 0, b"", False) == 0
+        assert await archive.put_package(other, 0, b"", False) == 5
 
     asyncio.run(story())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 
 from raycontrol.access import AuditEntry, Identity, Role
 from raycontrol.controller import Limits
-from raycontrol.errors import KeyReused, UsageError
+from raycontrol.errors import IdTaken, JobNotFound, KeyReused, UsageError
 from raycontrol.status import JobState, Reason
+from raycontrol.store import Store
 from raycontrol.tokens import parsed
 from tests.machine.fake_cluster import Site, in_loop, submission
 from tests.machine.test_controller import STAYS, finish, locked, site
 from tests.unit.fake_gangs import nodes
+from tests.unit.store_rows import note, row
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -195,7 +198,7 @@ async def test_a_key_goes_with_its_job(tmp_path: Path) -> None:
 async def test_the_id_of_another_users_job_is_refused_and_tells_nothing_of_it(tmp_path: Path) -> None:
     here = site(tmp_path)
     await here.submit("digits-1")
-    with pytest.raises(UsageError, match="job id 'digits-1' is taken; choose another"):
+    with pytest.raises(IdTaken, match="job id 'digits-1' is taken; choose another"):
         await here.controller.submit(replace(submission("digits-1"), user="bob"))
     await here.ends("digits-1")
     await finish(here)
@@ -340,4 +343,35 @@ async def test_a_store_that_another_program_keeps_locked_is_not_writable(tmp_pat
     with locked(tmp_path):
         assert await here.controller.writable() is False
     assert await here.controller.writable() is True
+    await finish(here)
+
+
+@in_loop
+async def test_the_queue_has_the_waiting_jobs_of_this_cluster_in_their_order(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add(row("theirs-1", cluster="west"), note())
+    here = site(tmp_path)
+    for job_id in ("b-1", "a-1"):
+        await here.submit(job_id, nodes=9)
+    assert [job.id for job in await here.controller.queued()] == ["b-1", "a-1"]
+    assert await here.controller.running() == []
+    assert (await here.controller.glance("a-1")).state is JobState.QUEUED
+    for job_id in ("b-1", "a-1"):
+        await here.controller.stop(job_id, "enough")
+        await here.ends(job_id)
+    assert await here.controller.queued() == []
+    assert (await here.controller.glance("a-1")).state is JobState.STOPPED
+    with pytest.raises(JobNotFound):
+        await here.controller.glance("never-1")
+    await finish(here)
+
+
+@in_loop
+async def test_packages_that_no_job_uses_are_cared_for_without_a_job_to_remove(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.controller.started()
+    deadline = time.monotonic() + 10
+    while not here.cluster.packages_kept and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert (here.cluster.packages_kept, here.cluster.removed_stored) == ([set()], [])
     await finish(here)
