@@ -67,8 +67,13 @@ class Edge:
             return BadRequest("a request needs one Host header")
         if not self._hosts.know(hosts[0]):
             return WrongHost("this server is not the host that was asked for; name it with --allowed-host")
-        origin = headers.get("origin")
-        if origin is not None and not is_own_origin(origin, hosts[0]):
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may believe the other one, and then send somebody else's request as the rest of this one.
+            return BadRequest(
+                "a request's length is told by Content-Length or by Transfer-Encoding, not by both"
+            )
+        origins = headers.getlist("origin")
+        if any(not is_own_origin(origin, hosts[0]) for origin in origins):
             return Forbidden("requests from pages of other origins are refused")
         return None
 

@@ -131,6 +131,10 @@ STATUSES: dict[type[Exception], int] = {
 }
 """The HTTP status of each error; one that is not here has that of the class it derives from, a stranger 500."""
 
+OF_THE_HEAD = (errors.ControllerUnavailable, errors.ClusterUnreachable)
+UNAVAILABLE = (
+    "the cluster's controller does not answer now; the server's log tells more under the request's id"
+)
 RETRY_AFTER_S = 2
 INTERNAL = "this should not happen; the server's log tells more under the request's id"
 
@@ -147,7 +151,7 @@ def problem(error: Exception, request_id: str) -> Response:
         "type": NAMESPACE + (_kebab(type(error).__name__) if known else "internal-error"),
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": str(error) if known else INTERNAL,
+        "detail": _detail(error) if known else INTERNAL,
         "instance": request_id,
     }
     if isinstance(error, SpecError | Unfit):
@@ -158,8 +162,15 @@ def problem(error: Exception, request_id: str) -> Response:
     return Response(_encoded(document), status, headers, MEDIA_TYPE)
 
 
+def _detail(error: Exception) -> str:
+    """What went wrong on the head may hold paths, addresses and tracebacks: it is in the log, not in the answer."""
+    return UNAVAILABLE if isinstance(error, OF_THE_HEAD) else str(error)
+
+
 async def answer_error(request: Request, error: Exception) -> Response:
     request_id = visit_of(request).request_id
+    if isinstance(error, OF_THE_HEAD):
+        log.error("request %s: %s", request_id, error)
     if isinstance(error, RaycontrolError) and status_of(error) == 500:
         log.error(
             "request %s failed: %s", request_id, error

@@ -119,8 +119,8 @@ class HttpDoor:
         while True:
             page = self._calls.read(PAGE, Call("GET", "/jobs", given(**filters, after=after)))
             yield from page.jobs
-            if page.next is None:
-                return
+            if page.next is None or page.next == after or not page.jobs:
+                return  # a page that leads nowhere is the last one, whatever the server says
             after = page.next
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:

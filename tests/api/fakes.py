@@ -402,7 +402,8 @@ class Api:
 
     def _scope(self, method: str, path: str, by: str, headers: Any) -> dict[str, Any]:
         raw, _, query = path.partition("?")
-        sent = [("host", "127.0.0.1"), *self._login(by), *dict(headers or {}).items()]
+        given = headers.items() if isinstance(headers, Mapping) else headers or ()
+        sent = [("host", "127.0.0.1"), *self._login(by), *given]
         return {
             "type": "http",
             "method": method,

@@ -13,7 +13,7 @@ from raycontrol.api.hosts import Hosts
 from raycontrol.httpcalls import is_loopback
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobState
-from tests.api.fakes import DIGEST, Api, adas_job, write_log
+from tests.api.fakes import DIGEST, Api, adas_job, until, write_log
 
 TREASURE = "treasure-5d1f"
 YAML = {"Content-Type": "application/yaml"}
@@ -394,3 +394,19 @@ def test_offsets_that_are_none_are_refused(api: Api) -> None:
         assert answer.status_code == 422
     for body in ({"attempt": -1}, {"attempt": 0, "offsets": {"a": -1}}, {"attempt": 0, "wait_s": 99}, {}):
         assert api.post("/api/v1/jobs/digits-ab12cd/logs/read", json=body).status_code == 422
+
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("Content-Length", "5"), ("Transfer-Encoding", "chunked")], 400),
+        ([("Origin", "http://127.0.0.1"), ("Origin", "https://evil.example")], 403),
+    ],
+)
+def test_headers_that_say_two_things_are_refused(
+    api: Api, headers: list[tuple[str, str]], status: int
+) -> None:
+    with api.live("/api/v1/jobs", headers=headers) as answer:
+        until(lambda: answer.over, "the answer")
+    assert answer.status == status
