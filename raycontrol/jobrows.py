@@ -78,8 +78,31 @@ def read_info(row: JobRow, store: Store, *, network: bool = True) -> JobInfo:
 
 
 def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
-    """Return those of the stored jobs that can be read."""
-    return [_shown(row, job, store) for row, job in readable(rows)]
+    """Return those of the stored jobs that can be read.
+
+    To read a job takes checking its spec, and lists are asked for again and again: jobs that have ended never change,
+    and are remembered.
+    """
+    return [info for row in rows if (info := _listed(row, store)) is not None]
+
+
+def _listed(row: JobRow, store: Store) -> JobInfo | None:
+    key = (str(store.home), row.id, row.submitted_at)  # an id may come again when its job was removed
+    if key in _ended:
+        return _ended[key]
+    found = next(iter(readable([row])), None)
+    if found is None:
+        return None
+    info = _shown(row, found[1], store)
+    if row.state.terminal:
+        if len(_ended) >= ENDED_REMEMBERED:
+            _ended.pop(next(iter(_ended)), None)
+        _ended[key] = info
+    return info
+
+
+ENDED_REMEMBERED = 2000
+_ended: dict[tuple[str, str, float], JobInfo] = {}
 
 
 def _shown(row: JobRow, job: Job, store: Store, network: bool = False) -> JobInfo:
