@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,6 +36,16 @@ def list_jobs(
     user: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this user's jobs.", show_default=False)
     ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="K=V", help="Only jobs with this label. May be repeated.", show_default=False
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Only jobs with this in their id or name.", show_default=False),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -55,15 +66,18 @@ def list_jobs(
     Examples:
       raycontrol list
       raycontrol list --all --state FAILED --limit 50
+      raycontrol list --label team=vision --text digits
       raycontrol list --json | jq -r '.[].id'
     """
     services: Services = context.obj
     wanted = _states(states or [])
+    filters = {"user": user, "labels": _labels(labels or []), "text": text}
     with services.client(address) as client, says_when_offline(services, client):
+        look = partial(client.list, **filters)  # type: ignore[arg-type]
         if everything or wanted or limit is not None:
-            jobs = client.list(states=wanted or None, user=user, limit=limit)
+            jobs = look(states=wanted or None, limit=limit)
         else:
-            jobs = _unfinished_and_last(client, user)
+            jobs = _unfinished_and_last(look)
     jobs = sorted(jobs, key=lambda info: info.submitted_at, reverse=True)
     if as_json:
         services.out.json([info.model_dump(mode="json") for info in jobs])
@@ -348,14 +362,21 @@ def _states(words: list[str]) -> list[JobState]:
     return [JobState(word.upper()) for word in words]
 
 
-def _unfinished_and_last(client: Client, user: str | None) -> list[JobInfo]:
+def _labels(words: list[str]) -> dict[str, str] | None:
+    for word in words:
+        if "=" not in word:
+            raise UsageError(f"--label: must be NAME=VALUE, got {word}")
+    return dict(word.split("=", 1) for word in words) or None
+
+
+def _unfinished_and_last(look: Callable[..., list[JobInfo]]) -> list[JobInfo]:
     from raycontrol.status import JobState
 
     unfinished = [state for state in JobState if not state.terminal]
     finished = [state for state in JobState if state.terminal]
     return [
-        *client.list(states=unfinished, user=user, limit=None),
-        *client.list(states=finished, user=user, limit=FINISHED_SHOWN),
+        *look(states=unfinished, limit=None),
+        *look(states=finished, limit=FINISHED_SHOWN),
     ]
 
 

@@ -142,6 +142,19 @@ def test_list_shows_all_unfinished_jobs_and_the_last_twenty_that_ended() -> None
     assert "needs 8 GPUs, 2 are free" in shell.stdout
 
 
+def test_list_is_narrowed_to_labels_and_text() -> None:
+    jobs = [
+        FakeJob(job_info("digits-0001", labels={"team": "vision"})),
+        FakeJob(job_info("digits-0002", labels={"team": "speech"})),
+        FakeJob(job_info("words-0001", labels={"team": "vision"})),
+    ]
+    shell = Shell(FakeClient(*jobs))
+    found = [job["id"] for job in shell.json("list", "--label", "team=vision", "--text", "digits")]
+    assert found == ["digits-0001"]
+    assert shell("list", "--label", "vision") == 2
+    assert "--label: must be NAME=VALUE, got vision" in shell.stderr
+
+
 def test_a_job_tells_its_reason_only_where_the_state_does_not() -> None:
     running = FakeJob(job_info("runs-000001", state=JobState.RUNNING, reason=Reason.STARTED))
     waiting = FakeJob(job_info("waits-000001", reason=Reason.WAITING, pending="needs 8 GPUs"))
