@@ -137,6 +137,7 @@ ssh worker-0 'kill -9 $$'; echo code $?
 """
 
 
+@pytest.mark.long
 def test_ssh_scp_and_rsync_between_instances_of_any_job(cluster: Cluster) -> None:
     code = script_folder(cluster, "transfers", {"start.sh": f"[ $INDEX != 0 ] || {{ {TRANSFERS} }}\n"})
     options = ("--nodes", "3", "--set", "ssh=true", "--working-dir", str(code))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.hosts.conftest import Cluster
 from tests.support import wait_until
 
@@ -47,6 +49,7 @@ def is_busy(sample: dict[str, Any]) -> bool:
     return works and 100 << 20 < sample["memory_bytes"] < 400 << 20
 
 
+@pytest.mark.long
 def test_top_shows_what_a_running_job_uses(cluster: Cluster) -> None:
     job_id = cluster.raycontrol(
         0, "submit", "--nodes", "2", "--cpu", "3", "--", BUSY, check=True

@@ -62,6 +62,7 @@ def test_the_first_call_is_a_ray_job_and_leaves_nothing_of_it_behind(fresh: Clus
     ]
 
 
+@pytest.mark.long
 def test_ray_job_stop_stops_the_job(fresh: Cluster) -> None:
     entrypoint: list[str | Path] = [BIN / "raycontrol", "run", "--name", "endless", "--", "sleep 600"]
     submitted = ray_job(fresh, "submit", "--no-wait", "--submission-id=endless", "--", *entrypoint)
