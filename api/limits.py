@@ -65,11 +65,6 @@ class Buckets:
         self._keep(name, level - 1)
         return None
 
-    def wait_s(self, name: str) -> float | None:
-        """As ``take``, without taking."""
-        level = self.level(name)
-        return None if level >= 1 else (1 - level) / self.rate_per_s
-
     def give_back(self, name: str) -> None:
         """Undo a ``take``."""
         self._keep(name, min(self.burst, self.level(name) + 1))

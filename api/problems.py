@@ -172,9 +172,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, OF_THE_HEAD):
         log.error("request %s: %s", request_id, error)
     if isinstance(error, RaycontrolError) and status_of(error) == 500:
-        log.error(
-            "request %s failed: %s", request_id, error
-        )  # all other strangers get as far as the edge's log
+        # All other errors that nobody foresaw get as far as the edge, which logs them.
+        log.error("request %s failed: %s", request_id, error)
     return problem(error, request_id)
 
 

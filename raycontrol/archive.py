@@ -25,6 +25,7 @@ from raycontrol.disk import (
     make_way,
     matching,
     remove_tree,
+    replace_file,
     sha256,
     sync_folder,
     sync_path,
@@ -248,7 +249,7 @@ class Archive:
                 return
             whole = thinned(os.pread(descriptor, size, 0) + fresh)
             self._require_room(len(whole))
-            replace_file(path, whole)
+            replace_file(path, whole, sync=True)
 
     def _require_room(self, needed: int) -> None:
         free = free_bytes(self.home)
@@ -341,14 +342,6 @@ def read_news(
 def read_usage(folder: Path, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
     found = {path.stem: last_of(path, last) for path in matching(folder, "[!.]*.jsonl")}
     return {name: samples for name, samples in sorted(found.items()) if samples}
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put other contents in a file's place, so that there are always the old or the new ones."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(data)
-    sync_path(fresh)
-    fresh.replace(path)
 
 
 async def happened(event: asyncio.Event, timeout_s: float) -> bool:

@@ -302,12 +302,13 @@ class JobHandle:
             events += page
         return events
 
-    def usage(self, last: int = 1) -> dict[str, tuple[InstanceUsage, ...]]:
-        """Return the last samples of what each instance of the current attempt uses, oldest first.
+    def usage(self, last: int = 1, *, attempt: int | None = None) -> dict[str, tuple[InstanceUsage, ...]]:
+        """Return the last samples of what each instance uses, oldest first, in the attempt (default: the current one).
 
         Instances that have none (they are taken every 5 seconds) are not in it.
         """
-        return self._client._read().usage(self.id, self.info().attempt, last)
+        wanted = self.info().attempt if attempt is None else attempt
+        return self._client._read().usage(self.id, wanted, last)
 
     def watch(self, after: int = 0) -> Iterator[Event]:
         """Yield events as they happen; end with the job."""

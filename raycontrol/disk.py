@@ -106,11 +106,22 @@ def private_folder(folder: Path) -> None:
 def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Put a file in place whole, readable by its owner alone from the first byte on; its folder is made if need be."""
     private_folder(path.parent)
+    replace_file(path, data, mode)
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = False) -> None:
+    """Put other contents in a file's place, so that there are always the old or the new ones whole.
+
+    ``mode`` is before the umask; with ``sync`` the new ones are on the disk before they take the place.
+    """
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(descriptor)
     fresh.replace(path)
 
 

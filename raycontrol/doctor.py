@@ -25,8 +25,8 @@ from raycontrol.hardware import (
     foreign,
 )
 from raycontrol.status import Model, Word
+from raycontrol.wording import GIB, size, some
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
 FULL_DISK_BYTES = 1 * GIB
 TIGHT_DISK_BYTES = 5 * GIB
 LEAST_SHM_BYTES = 1 * GIB
@@ -37,7 +37,6 @@ CLOCK_FAIL_S = 30.0
 COMPATIBLE_SINCE = 11
 """From this CUDA on a driver runs what is built for any CUDA of its major version (CUDA's minor version compatibility)."""
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
-SHOWN = 4
 
 
 class CheckVerdict(Word):
@@ -100,15 +99,6 @@ def checks(node: NodeInfo, peers: Sequence[NodeInfo]) -> tuple[Check, ...]:
     return tuple(_check(node, rule.name, _judge(rule, patient)) for rule in RULES)
 
 
-def size(amount_bytes: float) -> str:
-    """Return a size in the largest unit that it fills: 64 KiB, 3.5 GiB."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if amount_bytes >= unit:
-            amount = amount_bytes / unit
-            return f"{amount:.1f}".removesuffix(".0") + f" {name}" if amount < 10 else f"{amount:.0f} {name}"
-    return f"{amount_bytes:.0f} bytes"
-
-
 def _check(node: NodeInfo, name: str, finding: Finding) -> Check:
     return Check(
         node=node.name, name=name, verdict=finding.verdict, found=finding.found, advice=finding.advice
@@ -146,7 +136,7 @@ def _bus(patient: Patient) -> Finding:
     idle = facts.driver.idle_devices
     if not idle:
         return _ok(_models(facts.gpus) if facts.gpus else "each has a driver in the kernel")
-    found = f"{_count(len(idle), 'NVIDIA device')} without a working driver: {_some(idle)}"
+    found = f"{_count(len(idle), 'NVIDIA device')} without a working driver: {some(idle)}"
     advice = "install NVIDIA's driver and load it (`modprobe nvidia`); `lspci -k` shows which driver has them"
     return _warn(found, advice) if facts.gpus else _fail(found, advice)
 
@@ -157,7 +147,7 @@ def _driver(patient: Patient) -> Finding:
         return _fail(driver.problem, "`nvidia-smi` on the node must list its GPUs")
     lost = [f"GPU {gpu.index} ({gpu.pci}): {gpu.fault}" for gpu in patient.facts.gpus if gpu.fault]
     if lost:
-        return _fail(_some(lost), "look for XID errors in `dmesg`; reset the GPU or restart the node")
+        return _fail(some(lost), "look for XID errors in `dmesg`; reset the GPU or restart the node")
     if not patient.facts.gpus:
         return _fail("it names no GPU", "`nvidia-smi` on the node must list its GPUs")
     runs = f", runs CUDA up to {driver.cuda}" if driver.cuda else ""
@@ -195,7 +185,7 @@ def _ecc(patient: Patient) -> Finding:
     bad = [f"GPU {index} has {count}" for index, count in counts.items() if count]
     if bad:
         return _warn(
-            f"uncorrected memory errors since the driver was loaded: {_some(bad)}",
+            f"uncorrected memory errors since the driver was loaded: {some(bad)}",
             "when no job runs here, reset the GPU (`nvidia-smi --gpu-reset -i N`); if they come back, replace it",
         )
     return _ok("none") if counts else _skipped("these GPUs keep no count")
@@ -206,7 +196,7 @@ def _mig(patient: Patient) -> Finding:
     if not cut:
         return _ok("off")
     return _warn(
-        f"cut into MIG instances: {_some(cut)}",
+        f"cut into MIG instances: {some(cut)}",
         "a process can use one MIG instance only, and NCCL does not connect them: for training of several GPUs "
         "switch it off (`nvidia-smi -mig 0`)",
     )
@@ -217,7 +207,7 @@ def _foreign(patient: Patient) -> Finding:
     if not found:
         return _ok("none")
     return _warn(
-        _some(found),
+        some(found),
         "jobs share GPU memory and time with them, and `rdma: auto` stays off: end them, or take the GPUs from Ray",
     )
 
@@ -374,7 +364,7 @@ def _ports(patient: Patient) -> Finding:
         layers = ", ".join(dict.fromkeys(port.link_layer for port in ports))
         return _ok(f"{found} ({layers})")
     return _warn(
-        f"{found}; {_some(down)}",
+        f"{found}; {some(down)}",
         "jobs can do without, but slower: look at cable and switch (`ibstat`, `rdma link`)",
     )
 
@@ -385,7 +375,7 @@ def _verbs(patient: Patient) -> Finding:
         return _warn("no libibverbs", _INSTALL_VERBS)
     bare = [port.name for port in facts.rdma if port.provider is None]
     if bare:
-        return _warn(f"libibverbs has no provider for {_some(bare)}", _INSTALL_VERBS)
+        return _warn(f"libibverbs has no provider for {some(bare)}", _INSTALL_VERBS)
     return _ok(f"{facts.verbs} with {', '.join(_providers(facts.rdma))}")
 
 
@@ -401,11 +391,11 @@ def _roce(patient: Patient) -> Finding:
     without = [hca.name for hca in hcas if hca.gid_index is None]
     if without:
         return _warn(
-            f"no RoCE v2 address of the node's IPv4 on {_some(without)}",
+            f"no RoCE v2 address of the node's IPv4 on {some(without)}",
             "`rdma: auto` finds no GID index for them: give the port's interface an IPv4 address, or set "
             "NCCL_IB_GID_INDEX in the job",
         )
-    return _ok(_some([f"{hca.name} at GID index {hca.gid_index}" for hca in hcas]))
+    return _ok(some([f"{hca.name} at GID index {hca.gid_index}" for hca in hcas]))
 
 
 def _gpudirect(patient: Patient) -> Finding:
@@ -481,11 +471,6 @@ _VERSIONS: dict[str, Callable[[NodeFacts], str | None]] = {
 
 def _count(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'' if number == 1 else 's'}"
-
-
-def _some(items: Sequence[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + more
 
 
 def _models(gpus: Sequence[Gpu]) -> str:

@@ -40,7 +40,7 @@ from raycontrol.gatekeeper import Gatekeeper
 from raycontrol.hardware import SLOW_LOOKUP_S, NodeFacts, essentials
 from raycontrol.job import Ended
 from raycontrol.logs import tail
-from raycontrol.lookups import LOOKUP_S, look_up
+from raycontrol.lookups import LOOKUP_S, PEERS_LOOKED_UP, look_up
 from raycontrol.plan import (
     ASKED,
     Alive,
@@ -72,7 +72,6 @@ SHIP_LIMIT_S = 20.0
 OUTPUTS_LIMIT_S = 840.0
 """Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
-PEERS_LOOKED_UP = 64
 MAX_TOLD = 5
 BIN = "bin/"
 ENVIRONMENT_FILE = "environment"

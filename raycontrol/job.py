@@ -252,9 +252,9 @@ def _instance_info(item: Instance, plan: Plan | None) -> InstanceInfo:
 
 def _variables(item: Instance, plan: Plan | None) -> dict[str, Variable]:
     """Return what was set about network and GPUs, with where it comes from."""
-    if (
-        plan is None or item.facts is None or item.facts.hardware is None
-    ):  # an older version planned otherwise
+    if plan is None or item.facts is None:
+        return {}
+    if item.facts.hardware is None:  # an older version planned otherwise
         return {}
     environment = plan.environment[item.name]
     return {

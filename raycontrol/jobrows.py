@@ -20,7 +20,11 @@ log = logging.getLogger(__name__)
 EMBEDDED = "embedded-"
 """How the names of clusters begin that live inside one `raycontrol run`."""
 
+ENDED_REMEMBERED = 2000
+"""Jobs; a cluster's lists are asked for page by page, the newest first."""
+
 _JOBS = TypeAdapter(Job)
+_ended: dict[tuple[str, str, float], JobInfo] = {}
 
 
 def row_of(job: Job) -> JobRow:
@@ -99,10 +103,6 @@ def _listed(row: JobRow, store: Store) -> JobInfo | None:
             _ended.pop(next(iter(_ended)), None)
         _ended[key] = info
     return info
-
-
-ENDED_REMEMBERED = 2000
-_ended: dict[tuple[str, str, float], JobInfo] = {}
 
 
 def _shown(row: JobRow, job: Job, store: Store, network: bool = False) -> JobInfo:

@@ -13,6 +13,8 @@ from raycontrol.hardware import Lookup
 LOOKUP_S = 5.0
 """What a look-up may take; a resolver that has no answer asks on for longer."""
 LOOKUPS_AT_ONCE = 256
+PEERS_LOOKED_UP = 64
+"""By each node: a name server that is slow is so for the first ones too."""
 
 Resolve = Callable[[str], str]
 """Returns the name of an address, or raises OSError."""

@@ -20,6 +20,7 @@ from raycontrol.disk import (
     private_folder,
     remove_short_folder,
     remove_tree,
+    replace_file,
 )
 from raycontrol.errors import RaycontrolError
 from raycontrol.hardware import Lookup, NodeFacts
@@ -220,10 +221,8 @@ class Node:
 
     def _write_ledger(self) -> None:
         """Keep the leases for a successor; without room on the disk they hold as long as this actor lives."""
-        fresh = self._ledger.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps(self._ports))
-            fresh.replace(self._ledger)
+            replace_file(self._ledger, json.dumps(self._ports).encode())
         except OSError as error:
             log.warning("leases of ports are not on the disk: %s", error)
 

@@ -64,9 +64,8 @@ def decide(spec: JobSpec, gang: Sequence[Member], facts: Sequence[Facts]) -> Rdm
     """Return whether the job uses RDMA; raises PlanError when it must and cannot."""
     if not may_be_used(spec):
         return RdmaDecision(RdmaUse.OFF)
-    wish = spec.settled(
-        Site()
-    ).rdma  # what the site lays down is there already, but in a job of an older version
+    # What the site lays down is in the spec already, but in a job of an older version.
+    wish = spec.settled(Site()).rdma
     placed = [Placed(member, fact) for member, fact in zip(gang, facts, strict=True)]
     known = all(fact.hardware is not None for fact in facts)
     must = wish.when is When.ON

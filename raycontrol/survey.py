@@ -12,15 +12,13 @@ from raycontrol.duties import Cluster
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.hardware import NodeFacts, NodeInfo
 from raycontrol.job import Job
-from raycontrol.lookups import LOOKUP_S
+from raycontrol.lookups import LOOKUP_S, PEERS_LOOKED_UP
 from raycontrol.placement import Node
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 CLOCK_READINGS = 3
-PEERS_LOOKED_UP = 64
-"""By each node: a name server that is slow is so for the first ones too."""
 LEAST_OF_ID = 4
 """So many characters of a node's id may stand for it."""
 

@@ -104,10 +104,8 @@ class Trees:
     def look(self) -> Used:
         """Return what the trees use now; CPU is the mean since the last look."""
         now = time.monotonic()
-        added, roots = (
-            self._added,
-            tuple(self._roots.values()),
-        )  # before the pids: a run of later has none there
+        # Before the pids: a run that is added later has none among them.
+        added, roots = self._added, tuple(self._roots.values())
         pids = all_pids()
         strangers = pids & self._strangers[1] if self._strangers[0] == added else set()
         rows = {row.pid: row for pid in pids - strangers if (row := row_of(pid)) is not None}

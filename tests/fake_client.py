@@ -89,7 +89,9 @@ class FakeJob:
     def uses(self, name: str, *samples: InstanceUsage) -> None:
         self._usage[name] = samples
 
-    def usage(self, last: int = 1) -> dict[str, tuple[InstanceUsage, ...]]:
+    def usage(self, last: int = 1, *, attempt: int | None = None) -> dict[str, tuple[InstanceUsage, ...]]:
+        if attempt not in (None, self._info.attempt):
+            return {}
         return {name: samples[-last:] for name, samples in self._usage.items()}
 
     def prints(self, name: str, line: str) -> None:

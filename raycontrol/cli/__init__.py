@@ -38,9 +38,8 @@ def main(arguments: Sequence[str] | None = None, services: Services | None = Non
             stream.reconfigure(errors="backslashreplace")  # a log line must never fail to print in a C locale
     status = invoke(sys.argv[1:] if arguments is None else arguments, services)
     if any(thread.name.startswith(FOLLOWING) for thread in threading.enumerate()):
-        os._exit(
-            status
-        )  # left in the middle: a thread that waits inside Ray would abort the interpreter's own end
+        # Left in the middle: a thread that waits inside Ray would abort the interpreter's own end.
+        os._exit(status)
     sys.exit(status)
 
 

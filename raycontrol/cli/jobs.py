@@ -103,7 +103,8 @@ def get(
     services: Services = context.obj
     with services.client(address) as client:
         job = _job(services, client, job_id)
-        info, usage = job.info(), _last_usage(services, job)
+        info = job.info()
+        usage = _last_usage(services, job, info.attempt)
     if as_json:
         services.out.json({**info.model_dump(mode="json"), **_usage_document(usage)})
         return
@@ -338,10 +339,10 @@ def says_when_offline(services: Services, client: Client) -> Iterator[None]:
             services.out.note(f"note: {client.offline}")
 
 
-def _last_usage(services: Services, job: JobHandle) -> dict[str, InstanceUsage]:
+def _last_usage(services: Services, job: JobHandle, attempt: int) -> dict[str, InstanceUsage]:
     """Return the last sample of each instance; a job can be shown without."""
     try:
-        return {name: samples[-1] for name, samples in job.usage().items()}
+        return {name: samples[-1] for name, samples in job.usage(attempt=attempt).items()}
     except RaycontrolError as error:
         services.out.note(f"note: what the job uses is not known: {error}")
         return {}

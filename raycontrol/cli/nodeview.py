@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from raycontrol.cli.render import moment
+from raycontrol.wording import GIB, size, some
 
 if TYPE_CHECKING:
     from raycontrol.doctor import Check
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("NAME", "IP", "CPU", "GPU", "MEMORY", "RDMA", "JOBS", "NOTE")
 JOBS_SHOWN = 3
-GIB = 2**30
 
 Section = dict[str, str | None]
 """Lines by their labels; what is None is not shown."""
@@ -28,7 +28,7 @@ def row(node: NodeInfo) -> tuple[str, ...]:
         _gpus(node),
         _memory(node),
         _ports_up(node.facts),
-        _few(node.jobs, JOBS_SHOWN),
+        some(node.jobs, JOBS_SHOWN),
         "; ".join(_notes(node)),
     )
 
@@ -104,11 +104,6 @@ def _notes(node: NodeInfo) -> Iterable[str]:
         yield "logical GPUs"
 
 
-def _few(items: Sequence[str], shown: int) -> str:
-    more = f" and {len(items) - shown} more" if len(items) > shown else ""
-    return ", ".join(items[:shown]) + more
-
-
 # The sections.
 
 
@@ -143,8 +138,6 @@ def _free_of(node: NodeInfo, resource: str) -> str | None:
 
 
 def _machine(facts: NodeFacts) -> Section:
-    from raycontrol.doctor import size
-
     return {
         "hostname": facts.hostname,
         "kernel": facts.kernel,
@@ -170,8 +163,6 @@ def _gpu_section(facts: NodeFacts) -> Section:
 
 
 def _gpu(gpu: Gpu) -> str:
-    from raycontrol.doctor import size
-
     users = [
         f"{user.name} (pid {user.pid}, {user.attempt_id or 'not of raycontrol'})" for user in gpu.processes
     ]
@@ -235,8 +226,6 @@ def _software(facts: NodeFacts) -> Section:
 
 
 def _limits(facts: NodeFacts) -> Section:
-    from raycontrol.doctor import size
-
     return {"open files": _limit(facts.open_files, str), "locked memory": _limit(facts.memlock, size)}
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from raycontrol.wording import some
+
 if TYPE_CHECKING:
     from raycontrol.cli.output import Output
     from raycontrol.status import Event, InstanceInfo, JobInfo, JobState, Reason, Verdict
@@ -42,17 +44,12 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NODES_SHOWN} more" if len(names) > NODES_SHOWN else ""
-    return ", ".join(names[:NODES_SHOWN]) + more
-
-
 def nodes_line(info: JobInfo) -> str:
     """Return ``2 instances on host-a, host-b``, or nothing when the job has none."""
     if not info.instances:
         return ""
     nodes = list(dict.fromkeys(instance.node for instance in info.instances))
-    return f"{_count(len(info.instances), 'instance')} on {_some(nodes)}"
+    return f"{_count(len(info.instances), 'instance')} on {some(nodes, NODES_SHOWN)}"
 
 
 def with_reason(state: JobState, reason: Reason) -> str:
@@ -118,7 +115,7 @@ def variable_lines(instances: Sequence[InstanceInfo]) -> list[str]:
             if (found := item.variables.get(name)) is not None:
                 holders.setdefault((found.value, found.origin), []).append(item.name)
         for (value, origin), who in holders.items():
-            whom = "" if len(who) == len(instances) else f", {_some(who)}"
+            whom = "" if len(who) == len(instances) else f", {some(who, NODES_SHOWN)}"
             lines.append(f"{name}={value}  # {origin}{whom}")
     return lines
 

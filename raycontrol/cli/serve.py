@@ -18,6 +18,7 @@ from raycontrol import tokens
 from raycontrol.access import Role
 from raycontrol.cli import options
 from raycontrol.cli.services import Services
+from raycontrol.disk import replace_file
 from raycontrol.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,21 +164,11 @@ def token_place(door: ServerDoor, settings: Settings) -> str:
     path = settings.home_path / TOKEN_FILE
     if not door.tokens():
         _, text = door.create_token(TOKEN_NAME, Role.ADMIN, settings.user, None, settings.user)
-        write_private(path, text)
+        replace_file(path, f"{text}\n".encode(), 0o600)  # nobody else can read it, not even for a moment
         return f"{path} (an admin's, made now)"
     if _is_good(door, path):
         return f"{path} (an admin's)"
     return "make one with `raycontrol token create NAME --role ROLE`"
-
-
-def write_private(path: Path, text: str) -> None:
-    """Put a text into a file that nobody else can read, not even for a moment."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{text}\n")
-    fresh.replace(path)
 
 
 def _log_to_stderr() -> None:

@@ -82,7 +82,7 @@ def looks_after(
 def look_at(client: Client, job: JobHandle | None) -> Look:
     """Look at the job, without one at all that run, newest first."""
     infos = _running(client) if job is None else [job.info()]
-    seen = [(info, client.job(info.id).usage(last=2)) for info in infos]
+    seen = [(info, client.job(info.id).usage(last=2, attempt=info.attempt)) for info in infos]
     return Look(time.time(), tuple(seen))
 
 

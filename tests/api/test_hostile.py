@@ -396,7 +396,6 @@ def test_offsets_that_are_none_are_refused(api: Api) -> None:
         assert api.post("/api/v1/jobs/digits-ab12cd/logs/read", json=body).status_code == 422
 
 
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

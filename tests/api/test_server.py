@@ -23,7 +23,7 @@ from raycontrol.api.app import Config
 from raycontrol.api.limits import Limits
 from raycontrol.api.server import Listen, make_server, serve
 from raycontrol.cli.output import Output
-from raycontrol.cli.serve import exposure, refuse_elsewhere, token_place, write_private
+from raycontrol.cli.serve import exposure, refuse_elsewhere, token_place
 from raycontrol.cli.services import Services
 from raycontrol.errors import UsageError
 from raycontrol.settings import Settings
@@ -208,15 +208,6 @@ def test_the_first_server_makes_a_token_and_the_next_ones_use_it(tmp_path: Path)
     assert path.read_text() == text
     door.revoke_token("serve")
     assert token_place(door, settings) == "make one with `raycontrol token create NAME --role ROLE`"
-
-
-def test_a_private_file_replaces_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    other = tmp_path / "other"
-    other.write_text("theirs")
-    path.symlink_to(other)
-    write_private(path, "mine")
-    assert (path.read_text(), other.read_text(), path.is_symlink()) == ("mine\n", "theirs", False)
 
 
 def test_a_cluster_that_others_can_reach_past_the_server_is_told() -> None:

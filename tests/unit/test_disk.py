@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raycontrol.disk import HIDDEN, erase, erase_hidden, private_folder, remove_tree
+from raycontrol.disk import HIDDEN, erase, erase_hidden, private_folder, remove_tree, replace_file
 from tests.unit.rights import unprivileged
 
 
@@ -87,3 +87,15 @@ def test_a_private_folder_is_private_also_if_it_was_there(tmp_path: Path) -> Non
     for name in ("open", "new"):
         private_folder(tmp_path / name)
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_replaced_and_not_what_it_leads_to(tmp_path: Path, sync: bool) -> None:
+    path, other = tmp_path / "token", tmp_path / "other"
+    other.write_bytes(b"theirs")
+    path.symlink_to(other)
+    (tmp_path / ".token.new").write_bytes(b"of one who was killed meanwhile")
+    replace_file(path, b"mine", 0o600, sync=sync)
+    assert (path.read_bytes(), other.read_bytes(), path.is_symlink()) == (b"mine", b"theirs", False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == [other, path]

@@ -159,7 +159,7 @@ def test_get_as_json_has_the_last_sample_of_each_instance() -> None:
 
 def test_get_shows_the_job_also_when_its_usage_cannot_be_read() -> None:
     class Unreadable(FakeJob):
-        def usage(self, last: int = 1) -> dict[str, tuple[InstanceUsage, ...]]:
+        def usage(self, last: int = 1, *, attempt: int | None = None) -> dict[str, tuple[InstanceUsage, ...]]:
             raise StoreError("archive /data: no such disk")
 
     job = Unreadable(job_info())

@@ -1,0 +1,23 @@
+"""Sizes and lists in words, as every surface writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+SHOWN = 4
+
+
+def size(amount_bytes: float) -> str:
+    """Return a size in the largest unit that it fills: 64 KiB, 3.5 GiB."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if amount_bytes >= unit:
+            amount = amount_bytes / unit
+            return f"{amount:.1f}".removesuffix(".0") + f" {name}" if amount < 10 else f"{amount:.0f} {name}"
+    return f"{amount_bytes:.0f} bytes"
+
+
+def some(items: Sequence[str], shown: int = SHOWN) -> str:
+    """Return the first of many items, and how many more there are: ``a, b and 7 more``."""
+    more = f" and {len(items) - shown} more" if len(items) > shown else ""
+    return ", ".join(items[:shown]) + more
