@@ -30,9 +30,10 @@ from raycontrol.api.guards import Authenticator, Glances
 from raycontrol.api.healthroutes import Readiness
 from raycontrol.api.hosts import Hosts
 from raycontrol.api.hubs import Hub
-from raycontrol.api.limits import Limits
+from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.measures import Measures
 from raycontrol.api.problems import answer_error, answer_invalid, answer_refusal_of_the_router
+from raycontrol.api.uploads import Uploads
 from raycontrol.api.watchers import Watchers
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError
@@ -81,6 +82,8 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
         measures=Measures(),
         limits=config.limits,
         package_cap_bytes=config.package_cap_bytes,
+        refusals=Buckets(config.limits.refusals_per_s, config.limits.refusals_burst),
+        uploads=Uploads(config.limits.uploads_per_user),
     )
 
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from raycontrol.access import AuditEntry
 from raycontrol.api.hosts import Hosts, is_own_origin
 from raycontrol.api.hubs import Hub
-from raycontrol.api.problems import BadRequest, Forbidden, Refusal, WrongHost, problem
+from raycontrol.api.problems import BadRequest, Busy, Forbidden, Refusal, WrongHost, problem
 from raycontrol.api.visits import Visit, begin
 from raycontrol.version import __version__
 
@@ -25,8 +25,6 @@ ON_EVERY_ANSWER: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
 }
-NOT_AUDITED = frozenset({429})
-"""A token that asks too often must not fill the audit as well."""
 
 
 class Edge:
@@ -36,6 +34,7 @@ class Edge:
         self._app = app
         self._hub = hub
         self._hosts = hosts
+        self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +45,7 @@ class Edge:
         answer = _Answer(send, visit, self._hub)
         started = time.perf_counter()
         refused = self._refusal(headers)
+        self._under_way += 1
         try:
             if refused is not None:
                 await problem(refused, visit.request_id)(scope, receive, answer)
@@ -58,10 +58,13 @@ class Edge:
             elif not answer.ended:
                 raise  # uvicorn cuts the connection: the client must not take half an answer for a whole one
         finally:
+            self._under_way -= 1
             self._tell(scope, visit, answer.status, time.perf_counter() - started)
 
     def _refusal(self, headers: Headers) -> Refusal | None:
         """Return why a request is not even looked at."""
+        if self._under_way >= self._hub.limits.requests:
+            return Busy("this server answers as many requests as it can; try again")
         hosts = headers.getlist("host")
         if len(hosts) != 1:
             return BadRequest("a request needs one Host header")
@@ -122,13 +125,18 @@ class _Answer:
     async def _audit(self) -> None:
         """Nobody who came without a token is in it: he could fill it. He is in the log."""
         visit = self._visit
-        if visit.change is None or visit.identity is None or self.status in NOT_AUDITED:
+        if visit.change is None or visit.identity is None or self._is_too_much(visit.identity.token):
             return
         entry = _entry(visit, visit.change, self.status)
         try:
             await self._hub.calls.record(lambda door: door.audit(entry))
         except Exception:  # what was done is done, and has to be answered
             log.exception("not in the audit: %s", entry)
+
+    def _is_too_much(self, token: str) -> bool:
+        """Whether this is one refusal more than the audit takes of a token, which must not fill it."""
+        refused = 400 <= self.status < 500
+        return self.status == 429 or (refused and self._hub.refusals.take(token) is not None)
 
 
 def _entry(visit: Visit, change: str, status: int) -> AuditEntry:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from raycontrol.api.calls import Calls
-from raycontrol.api.limits import Limits
+from raycontrol.api.limits import Buckets, Limits
+from raycontrol.api.uploads import Uploads
 from raycontrol.archive import Archive
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hub:
-    """``home`` is RAYCONTROL_HOME on the head, whose files ``archive`` reads; ``package_cap_bytes`` limits an upload."""
+    """``home`` is RAYCONTROL_HOME on the head, whose files ``archive`` reads; ``package_cap_bytes`` limits an upload.
+
+    ``refusals`` are those of each token that the audit still takes.
+    """
 
     home: Path
     calls: Calls
@@ -31,6 +35,8 @@ class Hub:
     measures: Measures
     limits: Limits
     package_cap_bytes: int
+    refusals: Buckets
+    uploads: Uploads
 
 
 def hub_of(request: Request) -> Hub:

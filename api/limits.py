@@ -13,14 +13,15 @@ MIB = 1024 * 1024
 @dataclass(frozen=True)
 class Limits:
     """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong, ``strangers_…`` those of
-    its tokens never seen before that are looked at even after that. A job is shown as it was up to ``glance_s`` ago where it is
+    its tokens never seen before that are looked at even after that; ``refusals_…`` how many refused changes of a token the audit
+    takes. A job is shown as it was up to ``glance_s`` ago where it is
     only looked at in passing. Every ``recheck_s`` the tokens of streams are looked at again.
 
     ``followers_per_job`` and ``followers`` count streams and long polls that wait; ``watched_jobs`` the jobs that they
     wait for, each of which takes a thread. A body has to be there within ``body_s`` seconds, a piece of a package
-    within ``piece_s``, the head of a request within ``request_s`` (twice that at most); who takes nothing of an answer for
+    within ``piece_s``; a user may have ``uploads_per_user`` packages that are not whole yet. The head of a request within ``request_s`` (twice that at most); who takes nothing of an answer for
     ``write_s`` is cut off. ``calls`` go to the cluster at a time, ``waiting_calls`` wait for their turn, and ``answer_s`` is how
-    long they may take together.
+    long they may take together; ``requests`` are answered at a time, streams among them.
     """
 
     rate_per_s: float = 50
@@ -29,12 +30,15 @@ class Limits:
     failures_burst: int = 20
     strangers_per_s: float = 0.5
     strangers_burst: int = 5
+    refusals_per_s: float = 0.1
+    refusals_burst: int = 60
     recheck_s: float = 15
     glance_s: float = 1.0
     body_bytes: int = MIB
     piece_bytes: int = 8 * MIB
     body_s: float = 30
     piece_s: float = 120
+    uploads_per_user: int = 8
     followers_per_job: int = 300
     followers: int = 1000
     watched_jobs: int = 128
@@ -43,6 +47,7 @@ class Limits:
     calls: int = 16
     waiting_calls: int = 500
     answer_s: float = 90
+    requests: int = 2000
 
 
 KEPT = 10_000

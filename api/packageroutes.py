@@ -14,6 +14,7 @@ from raycontrol.api.hubs import hub_of
 from raycontrol.api.models import Held
 from raycontrol.api.problems import NotThere, TooLarge
 from raycontrol.api.visits import visit_of
+from raycontrol.errors import PackageError
 
 router = APIRouter(prefix=PREFIX, tags=["packages"], responses=PROBLEMS)
 
@@ -37,17 +38,24 @@ async def has_package(request: Request, _: Asker, digest: Digest) -> Response:
 )
 async def put_package(
     request: Request,
-    _: Sender,
+    sender: Sender,
     digest: Digest,
     offset: Annotated[int, Query(ge=0, le=2**50)] = 0,
     last: Annotated[bool, Query(description="This piece ends the package.")] = False,
 ) -> Held:
     """Send a piece of at most 8 MiB; the answer says where to go on. An empty one asks how much is there."""
     hub, visit = hub_of(request), visit_of(request)
+    hub.uploads.begin(sender.user, digest)
     data = await bodies.read_body(request, hub.limits.piece_bytes, hub.limits.piece_s)
     if offset + len(data) > hub.package_cap_bytes:
         raise TooLarge(f"a package must have at most {hub.package_cap_bytes >> 20} MiB")
-    held = await hub.calls.ask(lambda door: door.put_package(digest, offset, data, last))
+    try:
+        held = await hub.calls.ask(lambda door: door.put_package(digest, offset, data, last))
+    except PackageError:  # its bytes were not its own, and are gone
+        hub.uploads.end(sender.user, digest)
+        raise
+    if last and held >= offset + len(data):
+        hub.uploads.end(sender.user, digest)
     if not last:
         visit.change = None  # the audit has the whole upload once, when it is complete
     return Held(held=held)

@@ -1,6 +1,6 @@
-"""How long a client may take its time on a connection; uvicorn itself waits for ever.
+"""What is between a connection and its requests: how long a client may take its time, and what is told of what is no HTTP.
 
-uvicorn has no option for this, so it builds on attributes of its protocol that are no promise: ``check_uvicorn`` looks for them.
+uvicorn has no options for this, so it builds on attributes of its protocol that are no promise: ``check_uvicorn`` looks for them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import socket
 import struct
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from raycontrol.api.problems import BadRequest, problem
+from raycontrol.api.visits import new_id
 from raycontrol.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,22 @@ class PatientProtocol(H11Protocol):
         self._flows()
         super().resume_writing()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP as every other fault, and end the connection: nobody knows where its next request begins."""
+        request_id = new_id()
+        log.info("%s sent what is no HTTP id=%s", self.client[0] if self.client else "unknown", request_id)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer is under way, and stays cut
+            answer = problem(
+                BadRequest("this is no HTTP/1.1 request, or its head is larger than 64 KiB"), request_id
+            )
+            head = [*answer.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
+            for event in (
+                h11.Response(status_code=answer.status_code, headers=head),
+                h11.Data(bytes(answer.body)),
+            ):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
     def _look(self) -> None:
         """A connection that was idle at the last look, and has begun no request since, sends its head too slowly."""
         idle = self.cycle is None or self.cycle.response_complete
@@ -89,7 +108,8 @@ class PatientProtocol(H11Protocol):
 def check_uvicorn() -> None:
     """Raise UsageError when the uvicorn that is installed lacks what the protocol builds on."""
     held = set(H11Protocol.__init__.__code__.co_names)
-    lacking = {"loop", "cycle", "transport"} - held
+    lacking = {"loop", "cycle", "transport", "conn", "client"} - held
+    lacking |= {"send_400_response"} - vars(H11Protocol).keys()
     lacking |= {"response_complete"} - set(RequestResponseCycle.__init__.__code__.co_names)
     if lacking:
         raise UsageError(

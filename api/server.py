@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +53,7 @@ def serve(
 ) -> None:
     """Serve until a signal ends it; ``ready`` is called with the URL once it listens. Raises UsageError when it cannot."""
     check_uvicorn()
+    _allow_many_files()
     try:
         server = _Server(
             uvicorn.Config(make_app(open_door, config), **_options(config, listen)), listen, ready
@@ -61,6 +63,12 @@ def serve(
         raise UsageError(f"cannot serve at {listen.url}: {error}") from None
     except SystemExit:
         raise UsageError(f"cannot serve at {listen.url}: the reason is above") from None
+
+
+def _allow_many_files() -> None:
+    """Every connection is a file; how many a process has at first is often fewer than it may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def make_server(
@@ -102,6 +110,5 @@ def _options(config: Config, listen: Listen) -> dict[str, Any]:
         "proxy_headers": False,  # whoever is on this machine could write any address into the audit
         "timeout_keep_alive": 10,
         "timeout_graceful_shutdown": GRACE_S,
-        "limit_concurrency": limits.followers + limits.waiting_calls + 500,
         "h11_max_incomplete_event_size": 64 * 1024,
     }

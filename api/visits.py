@@ -34,11 +34,15 @@ def begin(scope: Any, given_id: str | None) -> Visit:
     client = scope.get("client")
     kept = given_id is not None and GIVEN_ID.fullmatch(given_id) is not None
     visit = Visit(
-        request_id=given_id if given_id is not None and kept else secrets.token_hex(8),
+        request_id=given_id if given_id is not None and kept else new_id(),
         origin=str(client[0]) if client else "unknown",
     )
     scope[KEY] = visit
     return visit
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
 
 
 def visit_of(request: Request) -> Visit:

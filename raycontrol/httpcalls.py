@@ -42,6 +42,8 @@ ROOT = "/api/v1"
 VERSION_HEADER = "X-Raycontrol-Version"
 CONNECT_S = 10.0
 ANSWER_S = 60.0
+LARGEST_ANSWER_BYTES = 256 << 20
+"""Unpacked: a few bytes of a compressed answer may stand for gigabytes. The largest pages are far below."""
 
 PATIENCE_S = 60.0
 """How long after its first failure a call is repeated."""
@@ -49,6 +51,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 TOLD_AT_TRY = 3
 TRY_AGAIN = frozenset({429, 502, 503, 504})
+OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 NEVER_PASSES = frozenset({"CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"})
 """OpenSSL's reasons for which a call that is repeated fails again."""
 
@@ -168,14 +171,28 @@ class HttpCalls:
                 return answer
 
     def _try(self, call: Call) -> httpx.Response:
-        return self._http.request(
+        with self._http.stream(
             call.method,
             call.path,
             params=call.params,
             content=call.body,
             headers=call.headers(),
             timeout=httpx.Timeout(ANSWER_S + call.wait_s, connect=CONNECT_S),
-        )
+        ) as answer:
+            return self._whole(answer)
+
+    def _whole(self, answer: httpx.Response) -> httpx.Response:
+        """Return the answer with its body; raises ControllerUnavailable when that is larger than any of raycontrol's."""
+        body = bytearray()
+        for piece in answer.iter_bytes():
+            body += piece
+            if len(body) > LARGEST_ANSWER_BYTES:
+                raise ControllerUnavailable(
+                    f"{self.url} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB, which raycontrol never does; is it "
+                    "the URL of `raycontrol serve`?"
+                )
+        kept = {name: value for name, value in answer.headers.items() if name not in OF_THE_TRANSFER}
+        return httpx.Response(answer.status_code, headers=kept, content=bytes(body), request=answer.request)
 
 
 def checked(what: str, check: Callable[[object], str], value: str) -> str:

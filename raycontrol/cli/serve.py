@@ -162,13 +162,22 @@ def exposure(ray_address: str, environ: Mapping[str, str]) -> str | None:
 def token_place(door: ServerDoor, settings: Settings) -> str:
     """Return where a token is to be found; where there are none, one of an admin is made. Its text is never printed."""
     path = settings.home_path / TOKEN_FILE
-    if not door.tokens():
-        _, text = door.create_token(TOKEN_NAME, Role.ADMIN, settings.user, None, settings.user)
+    if not door.tokens() and (text := _first_token(door, settings)) is not None:
         replace_file(path, f"{text}\n".encode(), 0o600)  # nobody else can read it, not even for a moment
         return f"{path} (an admin's, made now)"
     if _is_good(door, path):
         return f"{path} (an admin's)"
     return "make one with `raycontrol token create NAME --role ROLE`"
+
+
+def _first_token(door: ServerDoor, settings: Settings) -> str | None:
+    """Return a new admin's token; None when another server has just made one."""
+    try:
+        return door.create_token(TOKEN_NAME, Role.ADMIN, settings.user, None, settings.user)[1]
+    except UsageError:
+        if not door.tokens():
+            raise
+        return None
 
 
 def _log_to_stderr() -> None:

@@ -60,6 +60,7 @@ class FakeDoor:
         self.asked_for_glances = 0
         self.asked_for_events = 0
         self.can_write = True
+        self.audit_error: Exception | None = None
         self.refused = 0
         self.pause: threading.Event | None = None
         self._jobs: dict[str, JobInfo] = {}
@@ -250,6 +251,8 @@ class FakeDoor:
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str
     ) -> tuple[TokenInfo, str]:
+        if name in self._tokens:
+            raise UsageError(f"there is a token {name!r}")
         text = tokens.new_token()
         parts = tokens.parsed(text)
         assert parts is not None
@@ -281,6 +284,8 @@ class FakeDoor:
         return None
 
     def audit(self, entry: AuditEntry) -> int:
+        if self.audit_error is not None:
+            raise self.audit_error
         self.audited.append(entry.model_copy(update={"seq": len(self.audited) + 1}))
         return len(self.audited)
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
 from raycontrol.access import Role
+from raycontrol.api.problems import TooMany
+from raycontrol.api.uploads import Uploads
+from raycontrol.errors import StoreError
 from raycontrol.status import JobState, Reason
 from tests.api.fakes import DIGEST, Api, adas_job, fault, lost
 from tests.fake_client import job_info
@@ -231,6 +235,48 @@ def test_a_package_comes_in_pieces(api: Api) -> None:
     ]
 
 
+def test_a_user_has_so_many_unfinished_uploads_at_a_time(make_api: Callable[..., Api]) -> None:
+    api = make_api(uploads_per_user=2)
+    first, second, third = (f"/api/v1/packages/{digit * 64}" for digit in "abc")
+
+    def put(path: str, content: bytes = b"x", by: str = "user") -> int:
+        return api.request("PUT", path, by=by, content=content).status_code
+
+    assert [put(first), put(second), put(third), put(second), put(third, by="other")] == [
+        200,
+        200,
+        429,
+        200,
+        200,
+    ]
+    refused = api.request("PUT", third, by="user", content=b"x")
+    assert 3500 < int(refused.headers["retry-after"]) <= 3600
+    assert put(f"{first}?offset=1&last=true") == 200
+    assert put(third) == 200
+    assert put(first) == 429  # it is whole; another one of its name would be begun anew
+    assert put(f"{third}?offset=0&last=true", b"damaged") == 200  # a longer one is there already
+    assert put(f"{second}?last=true") == 200
+    assert put(first) == 200
+
+
+def test_an_upload_that_was_dropped_is_none_any_more(make_api: Callable[..., Api]) -> None:
+    api = make_api(uploads_per_user=1)
+    first, second = (f"/api/v1/packages/{digit * 64}" for digit in "ab")
+    assert api.request("PUT", f"{first}?last=true", content=b"damaged").status_code == 422
+    assert api.request("PUT", second, content=b"x").status_code == 200
+
+
+def test_an_upload_that_nothing_came_of_for_an_hour_is_forgotten() -> None:
+    now = 0.0
+    uploads = Uploads(1, clock=lambda: now)
+    uploads.begin("ada", "a")
+    now = 3599.0
+    with pytest.raises(TooMany):
+        uploads.begin("ada", "b")
+    now = 3600.0
+    uploads.begin("ada", "b")
+
+
 def test_a_damaged_package_is_told(api: Api) -> None:
     answer = api.request("PUT", f"/api/v1/packages/{DIGEST}?last=true", content=b"damaged")
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:raycontrol:package-error")
@@ -339,6 +385,31 @@ def test_the_audit_says_who_did_what_from_where_and_what_came_of_it(api: Api) ->
     assert (first.origin, first.request_id, first.token) == ("10.0.0.9", "r1", "user")
     page = api.get("/api/v1/audit?limit=3").json()
     assert (len(page["entries"]), page["next"]) == (3, 3)
+
+
+def test_refused_changes_of_one_token_do_not_fill_the_audit(make_api: Callable[..., Api]) -> None:
+    api = make_api(refusals_burst=2, refusals_per_s=0.001)
+    statuses = [api.post("/api/v1/jobs", by="user", json={"spec": {}}).status_code for _ in range(5)]
+    api.post("/api/v1/jobs", by="user", json={"spec": SPEC})
+    api.post("/api/v1/jobs", by="viewer", json={"spec": SPEC})
+    assert statuses == [422] * 5
+    assert [(entry.token, entry.status) for entry in api.door.audited] == [
+        ("user", 422),
+        ("user", 422),
+        ("user", 201),
+        ("viewer", 403),
+    ]
+
+
+def test_what_was_done_is_answered_and_logged_where_the_audit_takes_nothing(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.door.audit_error = StoreError("the disk is full")
+    answer = api.post("/api/v1/jobs", by="user", json={"spec": SPEC}, headers={"X-Request-ID": "r1"})
+    assert answer.status_code == 201
+    (record,) = [record for record in caplog.records if "not in the audit" in record.getMessage()]
+    assert "request_id='r1'" in record.getMessage()
+    assert "action='submit'" in record.getMessage()
 
 
 def test_a_job_shows_its_instances(api: Api) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import io
 import ipaddress
+import json
+import logging
 import socket
 import ssl
 import stat
@@ -18,7 +20,7 @@ import httpx
 import pytest
 
 from raycontrol import cli
-from raycontrol.access import Role
+from raycontrol.access import Role, TokenInfo
 from raycontrol.api.app import Config
 from raycontrol.api.limits import Limits
 from raycontrol.api.server import Listen, make_server, serve
@@ -82,6 +84,53 @@ def test_a_head_that_does_not_come_is_not_waited_for(tmp_path: Path, door: FakeD
         while piece := client.recv(1000):
             received += piece
         assert received.count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01 this is TLS\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (80 << 10)],
+    ids=["no-http", "large-head"],
+)
+def test_what_is_no_request_is_answered_with_a_problem_and_logged(
+    tmp_path: Path, door: FakeDoor, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "raycontrol.api")
+    with running(tmp_path, door) as url, connect(url) as client:
+        client.sendall(sent)
+        received = b""
+        while piece := received_piece(client):
+            received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    document = json.loads(body)
+    assert (document["type"], document["status"]) == ("urn:raycontrol:bad-request", 400)
+    assert f"x-request-id: {document['instance']}".encode() in head
+    assert f"127.0.0.1 sent what is no HTTP id={document['instance']}" in caplog.text
+
+
+def received_piece(client: socket.socket) -> bytes:
+    """Return what came; nothing at the end, also when the server has left things unread."""
+    try:
+        return client.recv(1000)
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_server_answers_so_many_requests_at_a_time(tmp_path: Path, door: FakeDoor) -> None:
+    token = door.let_in("root", "root", Role.ADMIN)
+    door.put(adas_job(JobState.RUNNING))
+    write_log(tmp_path, b"one\n")
+    headers = {"Authorization": f"Bearer {token}"}
+    follow = "/api/v1/jobs/digits-ab12cd/logs/worker-0?follow=1"
+    with (
+        running(tmp_path, door, requests=1) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=20) as client,
+    ):
+        with client.stream("GET", follow):
+            refused = client.get("/api/v1/jobs")
+            assert (refused.status_code, refused.json()["type"]) == (503, "urn:raycontrol:busy")
+            assert refused.headers["x-request-id"] == refused.json()["instance"]
+        until(lambda: client.get("/api/v1/jobs").status_code == 200, "room for another request")
 
 
 def test_who_takes_nothing_of_an_answer_is_cut_off(tmp_path: Path, door: FakeDoor) -> None:
@@ -208,6 +257,22 @@ def test_the_first_server_makes_a_token_and_the_next_ones_use_it(tmp_path: Path)
     assert path.read_text() == text
     door.revoke_token("serve")
     assert token_place(door, settings) == "make one with `raycontrol token create NAME --role ROLE`"
+
+
+class LateDoor(FakeDoor):
+    """Another server makes the first token between our look and our own."""
+
+    def tokens(self) -> list[TokenInfo]:
+        found = super().tokens()
+        if not found:
+            super().create_token("serve", Role.ADMIN, "ada", None, "ada")
+        return found
+
+
+def test_of_two_servers_that_start_at_once_one_makes_the_token(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path), user="ada")
+    assert token_place(LateDoor(), settings) == "make one with `raycontrol token create NAME --role ROLE`"
+    assert not (tmp_path / "serve.token").exists()
 
 
 def test_a_cluster_that_others_can_reach_past_the_server_is_told() -> None:

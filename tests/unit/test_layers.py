@@ -34,6 +34,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for modu
 LIBRARIES = {
     "asyncssh": {"sshclient", "sshd", "sshsession"},
     "fastapi": {"api"},
+    "h11": {"api"},
     "httpx": {"httpcalls", "remote"},
     "pathspec": {"ignore", "packing"},
     "prometheus_client": {"api"},

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import logging
 import pickle
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from raycontrol import httpcalls
 from raycontrol.access import Role, TokenInfo
 from raycontrol.cli import services
 from raycontrol.client import Client, send
@@ -465,6 +467,31 @@ def test_an_answer_that_cannot_be_read_is_told_with_the_versions(given: httpx.Re
     with pytest.raises(ControllerUnavailable) as caught:
         door_to(Script([given])).info(JOB)
     assert str(caught.value) == text
+
+
+def test_an_answer_that_unpacks_to_more_than_any_of_ours_is_not_taken_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(httpcalls, "LARGEST_ANSWER_BYTES", 1 << 20)
+    packed = gzip.compress(b" " * (64 << 20))
+    script = Script([httpx.Response(200, stream=Pieces(packed), headers={"Content-Encoding": "gzip"})])
+    with pytest.raises(ControllerUnavailable, match="answers with more than 1 MiB"):
+        door_to(script).find("")
+
+
+def test_a_compressed_answer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(b'["digits-ab12cd"]')
+    script = Script([httpx.Response(200, stream=Pieces(packed), headers={"Content-Encoding": "gzip"})])
+    assert door_to(script).find("") == ["digits-ab12cd"]
+
+
+class Pieces(httpx.SyncByteStream):
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at in range(0, len(self._data), 1000):
+            yield self._data[at : at + 1000]
 
 
 @pytest.mark.parametrize("error", [Unauthorized(URL), Forbidden("no"), ServerUnreachable(URL, "refused")])
