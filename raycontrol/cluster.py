@@ -30,7 +30,7 @@ from raycontrol.actors import (
     ray_nodes,
     result_of,
 )
-from raycontrol.controller import Controller, Limits
+from raycontrol.controller import Controller
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.instance import Preparation
@@ -39,6 +39,7 @@ from raycontrol.lifecycle import PLACING_S
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand
 from raycontrol.plan import Orders
+from raycontrol.retention import Limits
 from raycontrol.settings import Settings
 from raycontrol.spec import members
 
@@ -63,6 +64,10 @@ class ControllerActor(Controller):
         """Return what ``raycontrol controller status`` shows, Ray's address included."""
         return {**await self.status(), "ray": ray.get_runtime_context().gcs_address}
 
+    async def ask_porter(self, method: str, *arguments: Any) -> Any:
+        """Return what this method of ``Porter`` does."""
+        return await getattr(self.porter, method)(*arguments)
+
 
 def _limits(home: str) -> Limits:
     settings = Settings.of_home(home)
@@ -73,7 +78,7 @@ def _limits(home: str) -> Limits:
 
 
 class RayCluster:
-    """``controller.Cluster`` over Ray. ``name`` is the cluster's name, part of every name that is made here."""
+    """``duties.Cluster`` over Ray. ``name`` is the cluster's name, part of every name that is made here."""
 
     def __init__(self, name: str, home: str) -> None:
         self._name = name

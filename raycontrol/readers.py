@@ -99,7 +99,7 @@ class Door(Reader, Protocol):
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str
     ) -> tuple[TokenInfo, str]:
-        """Make a token and return its text, this once; see ``Controller.create_token``."""
+        """Make a token and return its text, this once; see ``Porter.create_token``."""
 
     def tokens(self) -> list[TokenInfo]:
         """Return all tokens, oldest first."""
@@ -209,13 +209,13 @@ class ClusterDoor:
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str
     ) -> tuple[TokenInfo, str]:
-        return self._ask(self._controller.create_token.remote(name, role, user, ttl_s, by))  # type: ignore[no-any-return]
+        return self._ask_porter("create_token", name, role, user, ttl_s, by)  # type: ignore[no-any-return]
 
     def tokens(self) -> list[TokenInfo]:
-        return self._ask(self._controller.tokens.remote())  # type: ignore[no-any-return]
+        return self._ask_porter("tokens")  # type: ignore[no-any-return]
 
     def revoke_token(self, name: str) -> TokenInfo:
-        return self._ask(self._controller.revoke_token.remote(name))  # type: ignore[no-any-return]
+        return self._ask_porter("revoke_token", name)  # type: ignore[no-any-return]
 
     def glance(self, job_id: str) -> JobInfo:
         return self._ask(self._controller.glance.remote(job_id))  # type: ignore[no-any-return]
@@ -227,25 +227,28 @@ class ClusterDoor:
         return self._ask(self._controller.running.remote())  # type: ignore[no-any-return]
 
     def authenticate(self, token_id: str, digest: str) -> Identity | None:
-        return self._ask(self._controller.authenticate.remote(token_id, digest))  # type: ignore[no-any-return]
+        return self._ask_porter("authenticate", token_id, digest)  # type: ignore[no-any-return]
 
     def audit(self, entry: AuditEntry) -> int:
-        return self._ask(self._controller.audit.remote(entry))  # type: ignore[no-any-return]
+        return self._ask_porter("audit", entry)  # type: ignore[no-any-return]
 
     def audit_log(self, after: int, limit: int) -> list[AuditEntry]:
-        return self._ask(self._controller.audit_log.remote(after, limit))  # type: ignore[no-any-return]
+        return self._ask_porter("audit_log", after, limit)  # type: ignore[no-any-return]
 
     def metrics(self) -> Metrics:
-        return self._ask(self._controller.metrics.remote())  # type: ignore[no-any-return]
+        return self._ask_porter("metrics")  # type: ignore[no-any-return]
 
     def writable(self) -> bool:
-        return self._ask(self._controller.writable.remote())  # type: ignore[no-any-return]
+        return self._ask_porter("writable")  # type: ignore[no-any-return]
 
     def sizes_of_jobs(self) -> dict[str, int]:
         return self._ask(self._session.archive().usage.remote())["jobs"]  # type: ignore[no-any-return]
 
     def prune(self, job_ids: Sequence[str]) -> None:
         self._ask(self._controller.prune.remote(job_ids))
+
+    def _ask_porter(self, method: str, *arguments: Any) -> Any:
+        return self._ask(self._controller.ask_porter.remote(method, *arguments))
 
     def _ask(self, reference: Any) -> Any:
         return self._session.get(reference)

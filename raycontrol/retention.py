@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from raycontrol.status import JobInfo
 
 DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What finished jobs may keep: for how long, and how much together."""
+
+    keep_days: float = 30
+    keep_gib: float = 50
 
 
 def expired(

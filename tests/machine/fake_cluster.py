@@ -1,4 +1,4 @@
-"""A simulated Ray for the real controller: ``controller.Cluster`` over :class:`Gangs`, in real time, and its life and death."""
+"""A simulated Ray for the real controller: ``duties.Cluster`` over :class:`Gangs`, in real time, and its life and death."""
 
 from __future__ import annotations
 
@@ -209,14 +209,21 @@ class WriteStop:
 class Site:
     """A home folder, a simulated cluster, and the controller that lives there now."""
 
-    def __init__(self, home: Path, cluster: FakeCluster, name: str = "east") -> None:
+    def __init__(
+        self,
+        home: Path,
+        cluster: FakeCluster,
+        name: str = "east",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.home = home
         self.cluster = cluster
         self.name = name
+        self.clock = clock
         self.controller = self._new()
 
     def _new(self) -> Controller:
-        controller = Controller(str(self.home), self.name, self.cluster)
+        controller = Controller(str(self.home), self.name, self.cluster, self.clock)
         self.cluster.attach(controller)
         return controller
 
@@ -235,7 +242,7 @@ class Site:
             await asyncio.wait(tasks, timeout=0.1)
         if thread is not None:
             thread.let_go()
-        dead = self.controller
+        dead = self.controller._held
         dead._thread.shutdown(wait=True)
         if dead._store is not None:
             dead._store.close()

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from raycontrol.access import AuditEntry, Identity, Role
-from raycontrol.controller import Limits
 from raycontrol.errors import IdTaken, JobNotFound, KeyReused, UsageError
+from raycontrol.retention import Limits
 from raycontrol.status import JobState, Reason
 from raycontrol.store import Store
 from raycontrol.tokens import parsed
-from tests.machine.fake_cluster import Site, in_loop, submission
+from tests.machine.fake_cluster import FakeCluster, Site, in_loop, submission
 from tests.machine.test_controller import STAYS, finish, locked, site
 from tests.unit.fake_gangs import nodes
 from tests.unit.store_rows import note, row
@@ -42,7 +42,7 @@ async def comes(here: Site, text: str) -> Identity | None:
     """Who comes with the text of a token, as the HTTP server asks."""
     token = parsed(text)
     assert token is not None
-    return await here.controller.authenticate(token.id, token.digest)
+    return await here.controller.porter.authenticate(token.id, token.digest)
 
 
 # Tokens.
@@ -50,45 +50,45 @@ async def comes(here: Site, text: str) -> Identity | None:
 
 @in_loop
 async def test_a_token_opens_the_door_until_it_expires(tmp_path: Path) -> None:
-    here = site(tmp_path)
-    clock = here.controller._clock = Clock(1000.0)
-    info, text = await here.controller.create_token("laptop", Role.USER, "ada", 60.0, by="root")
+    clock = Clock(1000.0)
+    here = Site(tmp_path, FakeCluster(()), clock=clock)
+    info, text = await here.controller.porter.create_token("laptop", Role.USER, "ada", 60.0, by="root")
     assert (info.name, info.created_at, info.expires_at) == ("laptop", 1000.0, 1060.0)
     assert await comes(here, text) == Identity(token="laptop", user="ada", role=Role.USER)
     clock.now = 1060.0
     assert await comes(here, text) is None
-    assert await here.controller.tokens() == [info]
+    assert await here.controller.porter.tokens() == [info]
     await here.kill()
 
 
 @in_loop
 async def test_a_revoked_token_opens_nothing_and_can_be_revoked_again(tmp_path: Path) -> None:
     here = site(tmp_path)
-    _, text = await here.controller.create_token("laptop", Role.ADMIN, "ada", None, by="root")
-    revoked = await here.controller.revoke_token("laptop")
+    _, text = await here.controller.porter.create_token("laptop", Role.ADMIN, "ada", None, by="root")
+    revoked = await here.controller.porter.revoke_token("laptop")
     assert await comes(here, text) is None
-    assert await here.controller.revoke_token("laptop") == revoked
+    assert await here.controller.porter.revoke_token("laptop") == revoked
     with pytest.raises(UsageError, match="there is no token 'other'"):
-        await here.controller.revoke_token("other")
+        await here.controller.porter.revoke_token("other")
     await finish(here)
 
 
 @in_loop
 async def test_another_secret_or_id_opens_nothing(tmp_path: Path) -> None:
     here = site(tmp_path)
-    _, text = await here.controller.create_token("laptop", Role.USER, "ada", None, by="root")
+    _, text = await here.controller.porter.create_token("laptop", Role.USER, "ada", None, by="root")
     other = ("A" if text[-1] != "A" else "B", "abcdefgh")
     assert await comes(here, text[:-1] + other[0]) is None
     assert await comes(here, f"rct_{other[1]}_{text[13:]}") is None
-    assert await here.controller.authenticate("abcdefgh", "0" * 64) is None
-    assert await here.controller.authenticate("' OR 1=1 --", "") is None
+    assert await here.controller.porter.authenticate("abcdefgh", "0" * 64) is None
+    assert await here.controller.porter.authenticate("' OR 1=1 --", "") is None
     await finish(here)
 
 
 @in_loop
 async def test_tokens_outlive_their_controller_and_their_secrets_are_nowhere(tmp_path: Path) -> None:
     here = site(tmp_path)
-    _, text = await here.controller.create_token("laptop", Role.VIEWER, "ada", None, by="root")
+    _, text = await here.controller.porter.create_token("laptop", Role.VIEWER, "ada", None, by="root")
     await here.restart()
     assert await comes(here, text) == Identity(token="laptop", user="ada", role=Role.VIEWER)
     await here.kill()
@@ -99,7 +99,7 @@ async def test_tokens_outlive_their_controller_and_their_secrets_are_nowhere(tmp
 @in_loop
 async def test_what_cannot_be_a_token_is_refused(tmp_path: Path) -> None:
     here = site(tmp_path)
-    await here.controller.create_token("laptop", Role.USER, "ada", None, by="root")
+    await here.controller.porter.create_token("laptop", Role.USER, "ada", None, by="root")
     for name, user, ttl_s in (
         ("laptop", "ada", None),
         ("a b", "ada", 1.0),
@@ -107,8 +107,8 @@ async def test_what_cannot_be_a_token_is_refused(tmp_path: Path) -> None:
         ("x", "ada", 0.0),
     ):
         with pytest.raises(UsageError):
-            await here.controller.create_token(name, Role.USER, user, ttl_s, by="root")
-    assert len(await here.controller.tokens()) == 1
+            await here.controller.porter.create_token(name, Role.USER, user, ttl_s, by="root")
+    assert len(await here.controller.porter.tokens()) == 1
     await finish(here)
 
 
@@ -131,19 +131,19 @@ async def test_the_audit_is_kept_as_long_as_jobs_are(tmp_path: Path) -> None:
             status=201,
             request_id="5f0c",
         )
-        await here.controller.audit(entry)
-    assert [found.seq for found in await here.controller.audit_log(0, 10)] == [1, 2]
+        await here.controller.porter.audit(entry)
+    assert [found.seq for found in await here.controller.porter.audit_log(0, 10)] == [1, 2]
     await here.kill()
     here.controller = here._new()
-    here.controller._limits = lambda: Limits(keep_days=30)
+    here.controller._caretaker._limits = lambda: Limits(keep_days=30)
     await here.controller.started()
     await asyncio.wait_for(_until_forgotten(here), 10)
-    assert [found.seq for found in await here.controller.audit_log(0, 10)] == [2]
+    assert [found.seq for found in await here.controller.porter.audit_log(0, 10)] == [2]
     await finish(here)
 
 
 async def _until_forgotten(here: Site) -> None:
-    while len(await here.controller.audit_log(0, 10)) > 1:
+    while len(await here.controller.porter.audit_log(0, 10)) > 1:
         await asyncio.sleep(0.02)
 
 
@@ -264,13 +264,13 @@ async def test_secrets_reach_every_instance_and_nothing_else(tmp_path: Path) -> 
     story = await here.story("digits-1")
     shown = [asked, asked.spec.model_dump(mode="json"), submitted, running, *story, *orders]
     assert [thing for thing in shown if HIDDEN in repr(thing)] == []
-    assert HIDDEN not in repr(here.controller._jobs["digits-1"])
-    assert "HF_TOKEN" in here.controller._jobs["digits-1"].spec.secret_env
+    assert HIDDEN not in repr(here.controller._ledger.jobs["digits-1"])
+    assert "HF_TOKEN" in here.controller._ledger.jobs["digits-1"].spec.secret_env
     assert seen(tmp_path) == ["secrets"]
     await here.controller.stop("digits-1", "enough")
     await here.ends("digits-1")
     assert seen(tmp_path) == []
-    assert here.controller._secrets == {}
+    assert here.controller._ledger._secrets == {}
     await finish(here)
 
 
@@ -303,7 +303,7 @@ def test_nothing_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         here = site(tmp_path)
         here.cluster.trouble["stage"] = [RuntimeError("the network is down")]
         await here.submit("digits-1", secret_env={"HF_TOKEN": HIDDEN})
-        _, text = await here.controller.create_token("laptop", Role.USER, "ada", None, by="root")
+        _, text = await here.controller.porter.create_token("laptop", Role.USER, "ada", None, by="root")
         await comes(here, text)
         await here.ends("digits-1")
         await finish(here)
@@ -325,7 +325,7 @@ async def test_figures_tell_of_waiting_running_and_ended_jobs(tmp_path: Path) ->
     await here.submit("digits-1")
     await here.ends("digits-1")
     await here.submit("digits-2", nodes=3)
-    found = await here.controller.metrics()
+    found = await here.controller.porter.metrics()
     assert {state.value: count for state, count in found.jobs.items() if count} == {
         "QUEUED": 1,
         "SUCCEEDED": 1,
@@ -339,10 +339,10 @@ async def test_figures_tell_of_waiting_running_and_ended_jobs(tmp_path: Path) ->
 @in_loop
 async def test_a_store_that_another_program_keeps_locked_is_not_writable(tmp_path: Path) -> None:
     here = site(tmp_path)
-    assert await here.controller.writable() is True
+    assert await here.controller.porter.writable() is True
     with locked(tmp_path):
-        assert await here.controller.writable() is False
-    assert await here.controller.writable() is True
+        assert await here.controller.porter.writable() is False
+    assert await here.controller.porter.writable() is True
     await finish(here)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raycontrol.controller import Limits
 from raycontrol.errors import UsageError
 from raycontrol.events import InstanceNoted
 from raycontrol.lifecycle import STOP_SLACK_S, deadline
+from raycontrol.retention import Limits
 from raycontrol.spec import Timeouts
 from raycontrol.status import JobState, Reason
 from tests.machine.fake_cluster import Site, in_loop, submission
@@ -73,18 +73,19 @@ async def test_time_in_which_the_store_was_stuck_is_not_taken_from_a_jobs_limits
     await here.submit("digits-1")
     await here.reaches("digits-1", JobState.RUNNING)
     controller = here.controller
-    running = controller._jobs["digits-1"]
+    ledger = controller._ledger
+    running = ledger.jobs["digits-1"]
     stopping = replace(running, state=JobState.STOPPING, since=1000.0)
     limited = replace(
         running, spec=running.spec.model_copy(update={"timeouts": Timeouts(run_s=60)}), since=1000.0
     )
-    controller._lags["digits-1"] = 500.0  # as if storing had taken so long
+    ledger._lags["digits-1"] = 500.0  # as if storing had taken so long
     assert deadline(stopping) == 1000.0 + running.spec.timeouts.grace_s + STOP_SLACK_S
-    assert controller._deadline(stopping) == 1500.0 + running.spec.timeouts.grace_s + STOP_SLACK_S
-    assert controller._deadline(limited) == 1060.0  # a limit of the user's own is not moved
+    assert ledger._deadline(stopping) == 1500.0 + running.spec.timeouts.grace_s + STOP_SLACK_S
+    assert ledger._deadline(limited) == 1060.0  # a limit of the user's own is not moved
     await controller.stop("digits-1", "enough")
     await here.ends("digits-1")
-    assert controller._lags == {}
+    assert ledger._lags == {}
     await finish(here)
 
 
@@ -95,9 +96,9 @@ async def test_an_instance_whose_node_is_gone_is_lost_though_its_actor_never_sai
     await here.reaches("digits-1", JobState.RUNNING)
     controller = here.controller
     here.cluster.hidden.add("id-of-b")
-    await controller._look_for_lost_nodes()
+    await controller._caretaker.look_for_lost_nodes()
     assert (await controller.info("digits-1")).state is JobState.RUNNING  # one look is no proof
-    await controller._look_for_lost_nodes()
+    await controller._caretaker.look_for_lost_nodes()
     ended = await here.ends("digits-1")
     assert (ended.state, ended.reason) == (JobState.FAILED, Reason.INSTANCE_LOST)
     assert ended.verdict is not None and "its node left the cluster" in ended.verdict.summary
@@ -114,7 +115,7 @@ async def test_a_controller_removes_what_ended_jobs_may_no_longer_keep(tmp_path:
     await here.ends("old-1")
     await here.kill()
     here.controller = here._new()
-    here.controller._limits = lambda: Limits(keep_days=0)
+    here.controller._caretaker._limits = lambda: Limits(keep_days=0)
     await here.controller.started()
     await asyncio.wait_for(_until_gone(here, "old-1"), 10)
     assert [info.id for info in await here.controller.jobs(None, None, None)] == ["new-1"]

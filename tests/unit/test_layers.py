@@ -23,7 +23,7 @@ LAYERS = {
         "accessrows database disk flocks ignore jobrows leases logs lookups metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
         "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
-    "roles": "archive controller duties gatekeeper instance node proofs survey",
+    "roles": "archive caretaker controller duties gatekeeper heldstore instance ledger node porter proofs scheduler survey",
     "ray": "actors cluster connect",
     "user": "client httpcalls logview readers remote",
     "faces": "__main__ api cli",

@@ -1,0 +1,111 @@
+"""What is looked after for the whole cluster, beside the jobs: its nodes, and how much finished jobs may keep."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from raycontrol.duties import Cluster
+from raycontrol.events import InstanceLost
+from raycontrol.heldstore import HeldStore
+from raycontrol.jobrows import read_infos, readable
+from raycontrol.ledger import Ledger
+from raycontrol.retention import DAY_S, Limits, expired
+from raycontrol.store import Store
+
+log = logging.getLogger(__name__)
+
+NODE_POLL_S = 5.0
+RETENTION_S = 3600.0
+
+
+class Caretaker:
+    """Two loops, and what removes finished jobs. ``name`` is the cluster's."""
+
+    def __init__(
+        self,
+        name: str,
+        held: HeldStore,
+        ledger: Ledger,
+        cluster: Cluster,
+        clock: Callable[[], float],
+        limits: Callable[[], Limits],
+    ) -> None:
+        self._name = name
+        self._held = held
+        self._ledger = ledger
+        self._cluster = cluster
+        self._clock = clock
+        self._limits = limits
+        self._missing: set[str] = set()
+
+    # Nodes.
+
+    async def care_for_nodes(self) -> None:
+        """Keep the nodes' actors there and tell of nodes that are gone, for ever."""
+        while True:
+            await asyncio.sleep(NODE_POLL_S)
+            await _try(self._cluster.serve_nodes)
+            await _try(self.look_for_lost_nodes)
+
+    async def look_for_lost_nodes(self) -> None:
+        """Tell of instances whose node is gone: an actor that had not started yet has nobody to say so.
+
+        A node counts as gone when two looks in a row miss it; Ray's list may be short while it restarts.
+        """
+        living = {node.id for node in await self._cluster.nodes()}
+        open_ones = [
+            (job, item)
+            for job in self._ledger.jobs.values()
+            if not job.state.terminal
+            for item in job.instances
+            if not item.closed and item.node_id not in living
+        ]
+        for job, item in open_ones:
+            if item.node_id in self._missing:
+                lost = InstanceLost(self._clock(), job.attempt_id, item.name, "its node left the cluster")
+                self._ledger.post(job.id, lost)
+        self._missing = {item.node_id for _, item in open_ones}
+
+    # Finished jobs.
+
+    async def keep_within_limits(self) -> None:
+        """Remove what is older or more than the limits allow, for ever."""
+        while True:
+            try:
+                await self._remove_expired()
+            except Exception:  # the archive restarts, the disk is full: no reason to stop managing jobs
+                log.exception("removing old jobs failed; trying again later")
+            await asyncio.sleep(RETENTION_S)
+
+    async def _remove_expired(self) -> None:
+        limits = self._limits()
+        oldest = self._clock() - limits.keep_days * DAY_S
+        await self._held.ask(lambda store: store.access.forget_audit(oldest))
+        await self._held.ask(lambda store: store.access.forget_tokens(oldest))
+        infos = await self._held.ask(lambda store: read_infos(store.jobs(cluster=self._name), store))
+        sizes = await self._cluster.sizes_of_jobs()
+        doomed = expired(infos, sizes, self._clock(), limits.keep_days, limits.keep_gib)
+        if doomed:
+            log.info("removing finished jobs: %s", ", ".join(doomed))
+        await self.remove(doomed)  # also without jobs: packages of those who upload and never submit
+
+    async def remove(self, job_ids: Sequence[str]) -> None:
+        """Remove finished jobs, with their logs and outputs, and packages that no job needs any more."""
+        doomed = [job_id for job_id in job_ids if job_id not in self._ledger.jobs]
+        await self._held.ask(lambda store: store.remove(doomed))
+        await self._cluster.remove_stored(doomed, await self._held.ask(_packages_in_use))
+
+
+def _packages_in_use(store: Store) -> set[str]:
+    return {job.package for _, job in readable(store.jobs()) if job.package}
+
+
+async def _try(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do what is done again and again anyway: a cluster that does not answer now is asked again."""
+    try:
+        await call()
+    except Exception:
+        log.exception("the cluster could not be asked; trying again")

@@ -1,0 +1,228 @@
+"""The jobs of a cluster that have not ended: here alone they change, by events, which are stored before anything is done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from raycontrol import lifecycle
+from raycontrol.accessrows import Belongings
+from raycontrol.duties import Cluster, Duties
+from raycontrol.errors import StoreError, StoreOwned, StoreRefused
+from raycontrol.events import JobEvent, Report, RunExited, TimePassed
+from raycontrol.heldstore import HeldStore
+from raycontrol.job import Job
+from raycontrol.jobrows import readable, row_of
+from raycontrol.status import JobState, Note
+from raycontrol.store import Change, JobRow
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+LONGEST_LOOK_AHEAD_S = 20.0
+
+
+class Ledger:
+    """Takes events in (``tell``, ``post``, ``report``), advances the jobs, stores them, and lets ``Duties`` act.
+
+    ``load``, then ``resume`` and the two loops. ``look`` is set when the queue has something new to decide: a job waits,
+    or is about to give its nodes back.
+    """
+
+    def __init__(self, held: HeldStore, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._held = held
+        self._clock = clock
+        self._jobs: dict[str, Job] = {}
+        self._secrets: dict[str, dict[str, str]] = {}
+        self._lags: dict[str, float] = {}
+        self._offsets: dict[tuple[str, str], float] = {}
+        self._inbox: asyncio.Queue[tuple[str, JobEvent, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._duties = Duties(cluster, clock, self.post, lambda job_id: self._secrets.get(job_id, {}))
+        self._changed = asyncio.Condition()
+        self.look = asyncio.Event()
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        return self._jobs
+
+    async def load(self, cluster: str) -> None:
+        """Read the jobs that an earlier controller of the cluster left."""
+        rows = await self._held.ask(lambda store: store.active(cluster))
+        self._jobs = {row.id: job for row, job in readable(rows)}
+        self._secrets = await self._held.ask(lambda store: store.access.secrets_of(self._jobs))
+        now = self._clock()
+        self._lags = {job.id: now - job.since for job in self._jobs.values()}
+
+    def resume(self) -> None:
+        """Go on with what the states of the jobs demand."""
+        for job in self._jobs.values():
+            self._duties.keep(job)
+
+    async def add(self, job: Job, note: Note, belongings: Belongings) -> None:
+        """Take a new job in; return once it is stored."""
+        lease = self._held.lease
+        await self._held.ask(lambda store: store.add(row_of(job), note, lease=lease, belongings=belongings))
+        self._secrets[job.id] = dict(belongings.secrets)
+        self._jobs[job.id] = job
+        self.look.set()
+        await self._announce()
+
+    async def tell(self, job_id: str, event: JobEvent) -> None:
+        """Put an event in and return when it is stored."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait((job_id, event, stored))
+        await stored
+
+    def post(self, job_id: str, event: JobEvent) -> None:
+        """Put an event in."""
+        self._inbox.put_nowait((job_id, event, None))
+
+    async def report(self, reports: Sequence[Report], ahead_s: float) -> None:
+        """Take what an instance reports; return once it is stored.
+
+        Times are moved to this node's clock, which seems to be ``ahead_s`` seconds ahead of the instance's.
+        """
+        told = []
+        for report in reports:
+            job_id = report.attempt_id.rpartition(".")[0]
+            if job_id in self._jobs:
+                told.append(self.tell(job_id, _on_our_clock(report, self._offset(report, ahead_s))))
+        await asyncio.gather(*told)
+
+    def _offset(self, report: Report, measured: float) -> float:
+        """Return how far this clock is ahead of the instance's: the least that was ever measured, for Ray may deliver
+        a call long after it was made."""
+        key = (report.attempt_id, report.instance)
+        self._offsets[key] = min(measured, self._offsets.get(key, measured))
+        return self._offsets[key]
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when a job may have changed, or after ``timeout_s``."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                pass
+
+    async def _announce(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # Events.
+
+    async def take_events(self) -> None:
+        """Take events in, for ever."""
+        while True:
+            batch = [await self._inbox.get()]
+            while not self._inbox.empty():
+                batch.append(self._inbox.get_nowait())
+            await self._take(batch)
+
+    async def _take(self, batch: Sequence[tuple[str, JobEvent, asyncio.Future[None] | None]]) -> None:
+        """Advance the jobs, store all of it in one commit, then act and acknowledge."""
+        advanced: dict[str, Job] = {}
+        rows: dict[str, JobRow] = {}
+        notes: dict[str, list[Note]] = {}
+        for job_id, event, _ in batch:
+            job = advanced.get(job_id) or self._jobs.get(job_id)
+            if job is None:
+                continue
+            stepped = _advanced(job, event)
+            if stepped is None:
+                continue
+            step, rows[job_id] = stepped
+            advanced[job_id] = step.job
+            notes.setdefault(job_id, []).extend(step.notes)
+        changed = {
+            job_id: job for job_id, job in advanced.items() if job != self._jobs[job_id] or notes[job_id]
+        }
+        if changed:
+            await self._save([Change(rows[job_id], tuple(notes[job_id])) for job_id in changed])
+        for job_id, job in changed.items():
+            if job.since != self._jobs[job_id].since:
+                self._lags[job_id] = self._clock() - job.since
+            self._jobs[job_id] = job
+            self._duties.keep(job)
+            if job.state.terminal:
+                self._forget(job)
+            if job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
+                self.look.set()
+        for _, _, stored in batch:
+            if stored is not None and not stored.done():
+                stored.set_result(None)
+        await self._announce()
+
+    async def _save(self, changes: Sequence[Change]) -> None:
+        """Store the changes, for as long as it takes: what is not stored has not happened.
+
+        One that the store will never take must not keep the others waiting: it is logged, and what it says is lost.
+        """
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                await self._held.ask(lambda store: store.save(changes, lease=self._held.lease))
+                return
+            except StoreOwned:
+                raise
+            except StoreRefused:
+                log.exception("the store refuses changes of %s", ", ".join(item.row.id for item in changes))
+                if len(changes) > 1:
+                    for change in changes:
+                        await self._save([change])
+                return
+            except StoreError:
+                log.exception(
+                    "the store does not take %d changes; trying again in %.1f s", len(changes), pause_s
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.id]
+        self._secrets.pop(job.id, None)
+        self._lags.pop(job.id, None)
+        for instance in job.instances:
+            self._offsets.pop((job.attempt_id, instance.name), None)
+
+    # The clock.
+
+    async def run_clock(self) -> None:
+        """Tell jobs that their time has come, for ever."""
+        while True:
+            now = self._clock()
+            due = {job.id: limit for job in self._jobs.values() if (limit := self._deadline(job)) is not None}
+            over = [job_id for job_id, limit in due.items() if limit <= now]
+            for job_id in over:
+                await self.tell(job_id, TimePassed(now))
+            if over:
+                continue  # meanwhile other limits may have begun
+            ahead = [limit - now for limit in due.values()]
+            await self.wait_for_change(min([*ahead, LONGEST_LOOK_AHEAD_S]) + 0.01)
+
+    def _deadline(self, job: Job) -> float | None:
+        """Return the job's deadline; where others have to act, counted from when they were told to, which is later
+        than the event when the store did not take it at once or there was no controller."""
+        limit = lifecycle.deadline(job)
+        waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
+        return limit if limit is None or not waits_for_others else limit + self._lags.get(job.id, 0.0)
+
+
+def _advanced(job: Job, event: JobEvent) -> tuple[lifecycle.Step, JobRow] | None:
+    """Return what the event leads to, and the row to store. A fault of ours in one job must not end all others, nor
+    come back with every resend: then the event is logged and dropped (None)."""
+    try:
+        step = lifecycle.advance(job, event)
+        return step, row_of(step.job)
+    except Exception:
+        log.exception("job %s: %s is dropped, it cannot be understood", job.id, event)
+        return None
+
+
+def _on_our_clock(report: Report, offset: float) -> Report:
+    if isinstance(report, RunExited):
+        ended = replace(report.ended, at=report.ended.at + offset)
+        return replace(report, at=report.at + offset, ended=ended)
+    return replace(report, at=report.at + offset)
