@@ -31,11 +31,11 @@ from raycontrol.actors import (
     result_of,
 )
 from raycontrol.controller import Controller
+from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.instance import Preparation
 from raycontrol.job import Job
-from raycontrol.lifecycle import PLACING_S
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand
 from raycontrol.plan import Orders

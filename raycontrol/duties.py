@@ -1,4 +1,4 @@
-"""Duties: for everything that ``lifecycle.duties`` demands of a job, one running task that sees to it.
+"""Duties: for everything that ``demands.duties`` names for a job, one running task that sees to it.
 
 What the tasks need of Ray is the protocol ``Cluster``; what they learn goes out as events.
 """
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from raycontrol import backends, lifecycle, placement, rdma
+from raycontrol import backends, demands, placement, rdma
 from raycontrol.events import (
     CarryOutStage,
     Command,
@@ -119,7 +119,7 @@ class Duties:
 
     def keep(self, job: Job) -> None:
         """Start a task for every duty that has none, cancel those that are no longer demanded."""
-        wanted = set(lifecycle.duties(job))
+        wanted = set(demands.duties(job))
         for key, task in list(self._tasks.items()):
             if key[0] == job.id and key[1] not in wanted:
                 del self._tasks[key]

@@ -70,7 +70,7 @@ RETRY_S = 0.2
 REPORT_RETRY_MAX_S = 5.0
 SHIP_LIMIT_S = 20.0
 OUTPUTS_LIMIT_S = 840.0
-"""Less than lifecycle.SHIPPING_S, so that the instance itself says what was left behind."""
+"""Less than demands.SHIPPING_S, so that the instance itself says what was left behind."""
 EXPLAIN_LINES = 400
 MAX_TOLD = 5
 BIN = "bin/"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raycontrol import backends, rdma, transports
 from raycontrol.errors import PlanError, UsageError
@@ -144,6 +144,18 @@ class Job:
 
     def instance(self, name: str) -> Instance:
         return next(item for item in self.instances if item.name == name)
+
+    def with_instance(self, name: str, **changes: object) -> Job:
+        """Return the job with this instance of it changed."""
+        instances = tuple(
+            replace(item, **changes) if item.name == name else item  # type: ignore[arg-type]
+            for item in self.instances
+        )
+        return replace(self, instances=instances)
+
+    def entered(self, state: JobState, reason: Reason, at: float) -> Job:
+        """Return the job as it enters a state."""
+        return replace(self, state=state, reason=reason, since=at)
 
 
 def plan_of(job: Job) -> Plan:

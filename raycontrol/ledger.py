@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from raycontrol import lifecycle
+from raycontrol import demands, lifecycle
 from raycontrol.accessrows import Belongings
 from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import StoreError, StoreOwned, StoreRefused
@@ -205,7 +205,7 @@ class Ledger:
     def _deadline(self, job: Job) -> float | None:
         """Return the job's deadline; where others have to act, counted from when they were told to, which is later
         than the event when the store did not take it at once or there was no controller."""
-        limit = lifecycle.deadline(job)
+        limit = demands.deadline(job)
         waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
         return limit if limit is None or not waits_for_others else limit + self._lags.get(job.id, 0.0)
 

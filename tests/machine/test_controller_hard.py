@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from raycontrol.demands import STOP_SLACK_S, deadline
 from raycontrol.errors import UsageError
 from raycontrol.events import InstanceNoted
-from raycontrol.lifecycle import STOP_SLACK_S, deadline
 from raycontrol.retention import Limits
 from raycontrol.spec import Timeouts
 from raycontrol.status import JobState, Reason

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
     "words": "access cursors errors hardware presets spec specfaults specfile specparts specrules status version wording",
-    "thought": "backends doctor events gate job lifecycle placement plan queue rdma retention transports verdicts",
+    "thought": "backends demands doctor events gate job lifecycle parts placement plan queue rdma retention stopping transports verdicts",
     "machine": (
         "accessrows database disk flocks ignore jobrows leases logs lookups metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
         "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"

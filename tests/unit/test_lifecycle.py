@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raycontrol.demands import SHIPPING_S, STOP_SLACK_S, deadline, resume
 from raycontrol.events import (
     CarryOutStage,
     Command,
@@ -36,7 +37,7 @@ from raycontrol.events import (
 )
 from raycontrol.hardware import Essentials, Hca
 from raycontrol.job import Ended, Job, info, plan_of
-from raycontrol.lifecycle import SHIPPING_S, STOP_SLACK_S, Step, advance, deadline, resume
+from raycontrol.lifecycle import Step, advance
 from raycontrol.plan import Cause
 from raycontrol.spec import JobSpec, Mode, Rdma, Resources
 from raycontrol.status import InstanceState, JobInfo, JobState, Reason, Variable, Verdict

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from raycontrol import backends
+from raycontrol.demands import STOP_SLACK_S, deadline, duties
 from raycontrol.events import (
     InstanceClosed,
     InstanceLost,
@@ -23,7 +24,8 @@ from raycontrol.events import (
     TimePassed,
 )
 from raycontrol.job import Ended, Job, plan_of
-from raycontrol.lifecycle import LEFT_EARLY_S, STOP_SLACK_S, Step, advance, deadline, duties
+from raycontrol.lifecycle import Step, advance
+from raycontrol.parts import LEFT_EARLY_S
 from raycontrol.placement import Assignment
 from raycontrol.plan import Facts
 from raycontrol.spec import Group, JobSpec, Mode, RayOptions, Success, Timeouts, members

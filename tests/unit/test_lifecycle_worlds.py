@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raycontrol.demands import BROKEN_S, deadline
 from raycontrol.events import TimePassed, WorldBroken, WorldFailed
-from raycontrol.lifecycle import BROKEN_S, advance, deadline
+from raycontrol.lifecycle import advance
 from raycontrol.status import JobState, Reason
 from tests.unit import lifecycle_jobs as jobs
 from tests.unit.lifecycle_jobs import ATTEMPT, after, closed, exited

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
 from raycontrol import queue
+from raycontrol.demands import deadline, resume
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
     CarryOutStage,
@@ -31,7 +32,7 @@ from raycontrol.events import (
     WatchInstance,
 )
 from raycontrol.job import Job, plan_of
-from raycontrol.lifecycle import advance, deadline, resume
+from raycontrol.lifecycle import advance
 from raycontrol.placement import Node
 from raycontrol.status import JobState, Note
 from tests.unit.fake_gangs import FakeInstance, Gangs, Program
