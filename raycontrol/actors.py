@@ -21,7 +21,8 @@ from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
-from raycontrol.instance import Identity, Instance
+from raycontrol.instance import Instance
+from raycontrol.links import Identity
 from raycontrol.node import Collector, Node
 from raycontrol.settings import Settings
 from raycontrol.spec import Mode

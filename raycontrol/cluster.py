@@ -34,11 +34,11 @@ from raycontrol.controller import Controller
 from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.hardware import Lookup, NodeFacts
-from raycontrol.instance import Preparation
 from raycontrol.job import Job
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand
 from raycontrol.plan import Orders
+from raycontrol.preparing import Preparation
 from raycontrol.retention import Limits
 from raycontrol.settings import Settings
 from raycontrol.spec import members

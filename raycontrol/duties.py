@@ -26,9 +26,9 @@ from raycontrol.events import (
     WatchInstance,
 )
 from raycontrol.hardware import Lookup, NodeFacts
-from raycontrol.instance import Preparation
 from raycontrol.job import Job, plan_of
 from raycontrol.plan import Orders, orders
+from raycontrol.preparing import Preparation
 from raycontrol.spec import Mode, Site, members, serves_ssh
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from sqlalchemy.pool import Pool
 from raycontrol.controller import Controller
 from raycontrol.duties import InstanceGone
 from raycontrol.hardware import Lookup, NodeFacts
-from raycontrol.instance import Preparation
 from raycontrol.job import Job, Submission
 from raycontrol.placement import Node
 from raycontrol.plan import Orders
+from raycontrol.preparing import Preparation
 from raycontrol.spec import JobSpec, Timeouts
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.version import __version__

@@ -14,8 +14,10 @@ from raycontrol import nvml
 from raycontrol.events import Report
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
-from raycontrol.instance import Identity, Instance, Preparation
+from raycontrol.instance import Instance
+from raycontrol.links import Identity
 from raycontrol.plan import Alive, Orders, PlannedRun, Until
+from raycontrol.preparing import Preparation
 from raycontrol.process import marked
 from raycontrol.spec import Mode
 from raycontrol.usage import PERIOD_S, Meter

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raycontrol.errors import PackageError
-from raycontrol.instance import Preparation
 from raycontrol.plan import TcpReachable
+from raycontrol.preparing import Preparation
 from raycontrol.status import Reason
 from tests.machine.instances import Gang, play, until
 

@@ -11,8 +11,8 @@ import pytest
 
 from raycontrol import nodefacts
 from raycontrol.disk import TEMP_LINK, remove_short_folder
-from raycontrol.instance import Preparation
 from raycontrol.plan import ASKED, Alive, Orders, PlannedRun, SharedSecret
+from raycontrol.preparing import Preparation
 from raycontrol.spec import Resources
 from tests.machine.instances import Gang, play, until
 

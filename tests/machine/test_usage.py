@@ -16,7 +16,7 @@ import pytest
 from raycontrol.archive import Archive
 from raycontrol.errors import StoreError, UsageError
 from raycontrol.hardware import GpuSample, InstanceUsage
-from raycontrol.instance import Preparation
+from raycontrol.preparing import Preparation
 from raycontrol.process import start
 from raycontrol.readers import StoreReader
 from raycontrol.trees import Trees as UsedTrees

@@ -23,7 +23,7 @@ LAYERS = {
         "accessrows database disk flocks ignore jobrows leases logs lookups metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
         "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
-    "roles": "archive caretaker controller duties gatekeeper heldstore instance ledger node porter proofs scheduler survey",
+    "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter runs scheduler survey",
     "ray": "actors cluster connect",
     "user": "client httpcalls logview readers remote",
     "faces": "__main__ api cli",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raycontrol import gatekeeper, instance, specfaults, sshsession, standin
+from raycontrol import equipment, gatekeeper, specfaults, sshsession, standin
 from raycontrol.backends import local_environment, make_plan, plan_of, world
 from raycontrol.errors import SpecError
 from raycontrol.plan import (
@@ -290,6 +290,6 @@ def test_programs_and_product_mean_the_same_names() -> None:
         assert path in plan().files["launcher-0"]
     assert f" {standin.AGENT} " in plan().files["launcher-0"][f"bin/{world.AGENT}"]
     assert (standin.BROKEN, standin.SOCKET_FILE) == (world.BROKEN, gatekeeper.SOCKET)
-    assert (standin.ENVIRONMENT_FILE, standin.WORLD) == (instance.ENVIRONMENT_FILE, sshsession.WORLD)
+    assert (standin.ENVIRONMENT_FILE, standin.WORLD) == (equipment.ENVIRONMENT_FILE, sshsession.WORLD)
     for name in ("API_TOKEN", "MyKey", "passwd", "secrets", "CREDENTIALS", "HOME"):
         assert standin.looks_secret(name) == specfaults.is_secret_name(name)
