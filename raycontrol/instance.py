@@ -1,6 +1,6 @@
 """One node's share of a job, as an actor's class: prepares itself, carries out its part of each stage, stops, and reports.
 
-What it runs is in ``runs``, what it finds out before there is a plan in ``preparing``. ``cluster`` makes an actor of it.
+What it runs is in ``runs``, what it finds out before there is a plan in ``preparing``. ``actors`` makes an actor of it.
 """
 
 from __future__ import annotations
