@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -22,7 +21,7 @@ from raycontrol.api.problems import Conflict, Unfit, UnknownMedia
 from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, end_event, event
 from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
-from raycontrol.api.watchers import EventStream, Watcher, happened
+from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.client import new_job_id
 from raycontrol.cursors import cursor_after
 from raycontrol.errors import Fault, JobNotFound
@@ -260,7 +259,7 @@ async def _events_of(request: Request, watcher: Watcher, after: int) -> list[Eve
     return await hub_of(request).calls.ask(lambda door: door.events(job_id, after, 0))
 
 
-async def _until_news(watcher: Watcher, after: int, mark: asyncio.Event, wait_s: float) -> None:
+async def _until_news(watcher: Watcher, after: int, mark: Mark, wait_s: float) -> None:
     """Wait for an event, not only for bytes of a log, which are news too."""
     deadline = time.monotonic() + wait_s
     while await happened(mark, max(0.0, deadline - time.monotonic())):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +33,7 @@ from raycontrol.api.logevents import MOST_LOGS, LogsCutter
 from raycontrol.api.models import LogRead, Place
 from raycontrol.api.problems import Conflict, NoSuchRange, NotThere, Unfit
 from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, LineCutter, end_event, log_events
-from raycontrol.api.watchers import EventStream, Watcher, happened
+from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.errors import Fault
 from raycontrol.status import JobInfo
 
@@ -251,25 +251,25 @@ async def _follow(
     """Yield a log's lines until its attempt has ended and all was read. What it has ended with is looked for after that."""
     yield BEGIN
     cutter = LineCutter(offset)
+
+    def read(place: int) -> bytes:
+        return files.read(instance, place, FOLLOWED_BYTES)
+
     while True:
         mark, ended = watcher.mark(), watcher.ended(attempt)
-        grown, events = await hub.calls.read(lambda: _next_lines(files, attempt, instance, cutter))
-        if events:
-            yield events
-        elif not grown and ended:
-            yield log_events(attempt, cutter.close()) + _end(watcher, attempt)
+        piece = await watcher.readings.next(attempt, instance, cutter, (mark, ended), read)
+        if piece is not None:
+            cutter = piece.cutter
+            if piece.events:
+                yield piece.events
+        elif ended:
+            yield log_events(attempt, copy(cutter).close()) + _end(watcher, attempt)
             return
-        elif not grown and not await _grown(watcher, attempt, instance, cutter.read_to, mark):
+        elif not await _grown(watcher, attempt, instance, cutter.read_to, mark):
             yield BEAT
 
 
-def _next_lines(files: LogFiles, attempt: int, instance: str, cutter: LineCutter) -> tuple[bool, bytes]:
-    """Return whether there was more of a log, and the lines that are whole by it. Takes its time: not for the event loop."""
-    data = files.read(instance, cutter.read_to, FOLLOWED_BYTES)
-    return bool(data), log_events(attempt, cutter.feed(data)) if data else b""
-
-
-async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark: asyncio.Event) -> bool:
+async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark: Mark) -> bool:
     """Wait until this log has more than was read of it, or nothing more will come; False when neither was for a while."""
     deadline = time.monotonic() + BEAT_S
     while await happened(mark, max(0.0, deadline - time.monotonic())):

@@ -16,6 +16,7 @@ from raycontrol.api.calls import Calls
 from raycontrol.api.files import LogFiles
 from raycontrol.api.limits import Limits
 from raycontrol.api.problems import Busy
+from raycontrol.api.readings import Readings
 from raycontrol.errors import JobNotFound, RaycontrolError
 from raycontrol.status import Event, JobInfo
 
@@ -29,6 +30,8 @@ SHORTEST_WATCH_S = 0.5
 LINGER_S = 10.0
 """Long polls come again and again; their watcher stays for the next one."""
 EVENTS_KEPT = 1000
+
+Mark = asyncio.Future[None]
 
 
 class Watcher:
@@ -44,11 +47,12 @@ class Watcher:
         self.events: list[Event] = []
         self.events_since = 0
         self.followers = 0
+        self.readings = Readings(calls)
         self._calls = calls
         self._files = files
-        self._news = asyncio.Event()
+        self._news: Mark = asyncio.get_running_loop().create_future()
 
-    def mark(self) -> asyncio.Event:
+    def mark(self) -> Mark:
         """Return what the next change sets. Taken before a look, so that a change after the look ends the wait."""
         return self._news
 
@@ -114,8 +118,8 @@ class Watcher:
             del self.events[: -EVENTS_KEPT // 2]
 
     def _tell(self) -> None:
-        told, self._news = self._news, asyncio.Event()
-        told.set()
+        told, self._news = self._news, asyncio.get_running_loop().create_future()
+        told.set_result(None)
 
 
 class Watchers:
@@ -126,6 +130,7 @@ class Watchers:
         self._limits = limits
         self._files = files
         self._watchers: dict[str, tuple[Watcher, asyncio.Task[None]]] = {}
+        self._turn = asyncio.Lock()
 
     @property
     def followers(self) -> int:
@@ -142,6 +147,16 @@ class Watchers:
             watcher.followers -= 1
             if not watcher.followers:
                 asyncio.get_running_loop().call_later(LINGER_S, self._retire, job.id, watcher)
+
+    async def by_turns(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the pieces of one stream: of all streams one in each turn of the event loop.
+
+        A log that grows has something for all its followers at once, and requests that come then get in between them.
+        """
+        async for piece in pieces:
+            async with self._turn:  # whoever waits longest is next
+                await asyncio.sleep(0)
+            yield piece
 
     def close(self) -> None:
         for _, task in self._watchers.values():
@@ -199,7 +214,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._watchers.following(self._job) as watcher:
-            self.body_iterator = self._events(watcher)
+            self.body_iterator = self._watchers.by_turns(self._events(watcher))
             whole = await ended_before(super().__call__(scope, receive, send), self._shut_out())
             if not whole:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -219,10 +234,9 @@ async def ended_before(work: Coroutine[Any, Any, None], limit: Coroutine[Any, An
     return whole
 
 
-async def happened(mark: asyncio.Event, timeout_s: float) -> bool:
+async def happened(mark: Mark, timeout_s: float) -> bool:
     """Return True as soon as the watcher has news, False when there were none in time."""
-    try:
-        await asyncio.wait_for(mark.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return False
-    return True
+    await asyncio.wait(
+        {mark}, timeout=timeout_s
+    )  # not wait_for, which would end the wait of all others with it
+    return mark.done()
