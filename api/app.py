@@ -18,15 +18,17 @@ from raycontrol.api import (
     clusterroutes,
     healthroutes,
     jobroutes,
+    listings,
     logroutes,
     models,
     packageroutes,
     tokenroutes,
 )
+from raycontrol.api.answers import Answers
 from raycontrol.api.calls import Calls
 from raycontrol.api.edge import Edge
 from raycontrol.api.files import LogFiles
-from raycontrol.api.guards import Authenticator, Glances
+from raycontrol.api.guards import JOBS_KEPT, Authenticator
 from raycontrol.api.healthroutes import Readiness
 from raycontrol.api.hosts import Hosts
 from raycontrol.api.hubs import Hub
@@ -75,7 +77,8 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
         calls=calls,
         archive=Archive(config.home, clean_up=False),
         authenticator=Authenticator(calls, config.limits),
-        glances=Glances(calls, config.limits),
+        glances=Answers(calls, lambda door, job_id: door.glance(job_id), config.limits.glance_s, JOBS_KEPT),
+        listings=Answers(calls, listings.page, config.limits.glance_s, listings.KEPT),
         watchers=Watchers(
             calls, config.limits, lambda job_id, attempt: LogFiles(config.home, job_id, attempt)
         ),

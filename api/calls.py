@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from raycontrol.api.limits import Limits
 from raycontrol.api.problems import Busy
+from raycontrol.api.shares import Shares
 from raycontrol.errors import ControllerUnavailable
 from raycontrol.readers import ServerDoor
 
@@ -29,6 +31,7 @@ class Calls:
     def __init__(self, open_door: Callable[[], ServerDoor], limits: Limits) -> None:
         self._entrance = Entrance(open_door)
         self._answer_s = limits.answer_s
+        self._shares = Shares(limits.calls_per_token, "requests that wait for the cluster")
         self._short = Crew("call", limits.calls, limits.waiting_calls)
         # Watching takes a thread for as long as it waits; it must not keep the others from asking. A watcher that nobody
         # needs any more still waits to the end of its call.
@@ -40,12 +43,16 @@ class Calls:
         self._records = Crew("record", 2, None)
 
     async def ask(self, work: Callable[[ServerDoor], T]) -> T:
-        """Return what ``work`` gets at the door; raises its errors, and Busy when too many wait before it, or it takes too long."""
-        asked = self._short.do(lambda: self._entrance.at_the_door(work))
-        try:
-            return await asyncio.wait_for(asked, self._answer_s)
-        except asyncio.TimeoutError:
-            raise Busy(f"the cluster has not answered in {self._answer_s:g} s; try again") from None
+        """Return what ``work`` gets at the door; raises its errors, and Busy when too many wait before it, or it takes too long.
+
+        Raises TooMany when the token of the request waits for as many calls as it may.
+        """
+        with self.counted():
+            asked = self._short.do(lambda: self._entrance.at_the_door(work))
+            try:
+                return await asyncio.wait_for(asked, self._answer_s)
+            except asyncio.TimeoutError:
+                raise Busy(f"the cluster has not answered in {self._answer_s:g} s; try again") from None
 
     async def watch(self, work: Callable[[ServerDoor], T]) -> T:
         """As ``ask``, for what waits at the door for something to happen."""
@@ -60,8 +67,13 @@ class Calls:
         return await self._files.do(work)
 
     async def check(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` computes."""
-        return await self._checks.do(work)
+        """Return what ``work`` computes; raises TooMany as ``ask`` does."""
+        with self.counted():
+            return await self._checks.do(work)
+
+    def counted(self) -> AbstractContextManager[None]:
+        """Count a wait as a call of the token whose request waits, who may have made it or not; raises TooMany."""
+        return self._shares.one()
 
     def close(self) -> None:
         """Give up what waits; a call that is under way ends by itself."""

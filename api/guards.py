@@ -17,6 +17,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 
 from raycontrol import tokens
 from raycontrol.access import OWN, RULES, Action, Identity, allowed
+from raycontrol.api.answers import Answers
 from raycontrol.api.calls import Calls
 from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.limits import Buckets, Limits
@@ -24,6 +25,7 @@ from raycontrol.api.problems import Forbidden, NotThere, TooMany, Unauthorized
 from raycontrol.api.visits import visit_of
 from raycontrol.errors import JobNotFound, UsageError
 from raycontrol.job import checked_id
+from raycontrol.readers import ServerDoor
 from raycontrol.status import JobInfo
 from raycontrol.tokens import Parsed
 
@@ -43,12 +45,11 @@ class Authenticator:
     """Knows who comes with a token, and counts: requests of a token, failures of an address."""
 
     def __init__(self, calls: Calls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._calls = calls
-        self._clock = clock
         self._requests = Buckets(limits.rate_per_s, limits.burst, clock)
         self._failures = Buckets(limits.failures_per_s, limits.failures_burst, clock)
         self._strangers = Buckets(limits.strangers_per_s, limits.strangers_burst, clock)
-        self._known: OrderedDict[Parsed, tuple[Identity | None, float]] = OrderedDict()
+        self._answers = Answers(calls, _who, REMEMBERED_S, KEPT, clock)
+        self._known: OrderedDict[Parsed, bool] = OrderedDict()
 
     async def identity(self, credentials: Parsed, origin: str) -> Identity:
         """Return who comes; raises Unauthorized, and TooMany for a token, or an address, that has asked too often."""
@@ -76,12 +77,11 @@ class Authenticator:
 
     def forget(self) -> None:
         """Ask anew about every token: one has just been revoked. Which ones were good stays known."""
-        aged = {credentials: (identity, -math.inf) for credentials, (identity, _) in self._known.items()}
-        self._known = OrderedDict(aged)
+        self._answers.forget()
 
     def _was_good(self, credentials: Parsed) -> bool:
         """A token that was good a moment ago is no guess, whoever else fails from the same address."""
-        return self._known.get(credentials, (None, 0.0))[0] is not None
+        return self._known.get(credentials, False)
 
     def _pay_for_guessing(self, credentials: Parsed, origin: str) -> bool:
         """Return whether a failure was taken: before it is one, else many guesses at a time would pass as the first.
@@ -96,15 +96,16 @@ class Authenticator:
         return False
 
     async def _who(self, credentials: Parsed) -> Identity | None:
-        identity, until = self._known.get(credentials, (None, -math.inf))
-        if self._clock() < until:
-            return identity
-        found = await self._calls.ask(lambda door: door.authenticate(credentials.id, credentials.digest))
-        self._known[credentials] = (found, self._clock() + REMEMBERED_S)
+        found = await self._answers.get(credentials)
+        self._known[credentials] = found is not None
         self._known.move_to_end(credentials)
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         return found
+
+
+def _who(door: ServerDoor, credentials: Parsed) -> Identity | None:
+    return door.authenticate(credentials.id, credentials.digest)
 
 
 class Guard:
@@ -132,28 +133,6 @@ class Guard:
         if visit.identity.role not in RULES[self.action]:
             raise Forbidden(f"the role {visit.identity.role} does not allow this")
         return visit.identity
-
-
-class Glances:
-    """Looks at jobs for the guards: a job that was seen a moment ago is not asked for again."""
-
-    def __init__(self, calls: Calls, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._calls = calls
-        self._kept_s = limits.glance_s
-        self._clock = clock
-        self._seen: OrderedDict[str, tuple[JobInfo, float]] = OrderedDict()
-
-    async def glance(self, job_id: str) -> JobInfo:
-        """Return the job as it is, or was a moment ago; raises JobNotFound."""
-        job, until = self._seen.get(job_id, (None, -math.inf))
-        if job is not None and self._clock() < until:
-            return job
-        self._seen.pop(job_id, None)
-        found = await self._calls.ask(lambda door: door.glance(job_id))
-        self._seen[job_id] = found, self._clock() + self._kept_s
-        if len(self._seen) > JOBS_KEPT:
-            self._seen.popitem(last=False)
-        return found
 
 
 class JobGuard(Guard):
@@ -189,7 +168,7 @@ class JobGuard(Guard):
             return await hub.calls.ask(lambda door: door.info(job_id))
         if self.change is not None:
             return await hub.calls.ask(lambda door: door.glance(job_id))
-        return await hub.glances.glance(job_id)
+        return await hub.glances.get(job_id)
 
 
 async def shut_out(request: Request) -> None:

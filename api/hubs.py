@@ -14,23 +14,27 @@ from raycontrol.api.uploads import Uploads
 from raycontrol.archive import Archive
 
 if TYPE_CHECKING:
-    from raycontrol.api.guards import Authenticator, Glances
+    from raycontrol.api.answers import Answers
+    from raycontrol.api.guards import Authenticator
+    from raycontrol.api.listings import Listing
     from raycontrol.api.measures import Measures
     from raycontrol.api.watchers import Watchers
+    from raycontrol.status import JobInfo
 
 
 @dataclass(frozen=True)
 class Hub:
     """``home`` is RAYCONTROL_HOME on the head, whose files ``archive`` reads; ``package_cap_bytes`` limits an upload.
 
-    ``refusals`` are those of each token that the audit still takes.
+    ``glances`` are jobs that are looked at in passing, ``listings`` pages of the list. ``refusals`` are those of each token that the audit still takes.
     """
 
     home: Path
     calls: Calls
     archive: Archive
     authenticator: Authenticator
-    glances: Glances
+    glances: Answers[str, JobInfo]
+    listings: Answers[Listing, bytes]
     watchers: Watchers
     measures: Measures
     limits: Limits

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
@@ -13,7 +13,8 @@ from raycontrol.access import Action, Identity
 from raycontrol.api import bodies, specs
 from raycontrol.api.described import EVENT, PREFIX, PROBLEMS, TEXT, gives, takes
 from raycontrol.api.guards import Guard, JobGuard, own_only, shut_out
-from raycontrol.api.hubs import hub_of
+from raycontrol.api.hubs import Hub, hub_of
+from raycontrol.api.listings import NO_JOBS, Listing
 from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, SpecOnly, Stop
 from raycontrol.api.pages import place_of
 from raycontrol.api.plans import stored_plan
@@ -23,10 +24,10 @@ from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.client import new_job_id
-from raycontrol.cursors import cursor_after
 from raycontrol.errors import Fault, JobNotFound
 from raycontrol.hardware import InstanceUsage
 from raycontrol.job import Submission, checked_id
+from raycontrol.readers import ServerDoor
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, InstanceInfo, JobInfo, JobState
 from raycontrol.version import __version__
@@ -36,6 +37,8 @@ router = APIRouter(prefix=PREFIX, tags=["jobs"], responses=PROBLEMS)
 YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
 IDS_MAX = 100
 PAGE_MAX = 500
+
+T = TypeVar("T")
 
 Submitter = Annotated[Identity, Depends(Guard(Action.SUBMIT, "submit"))]
 Asker = Annotated[Identity, Depends(Guard(Action.SUBMIT))]
@@ -80,7 +83,7 @@ async def submit(
         request_id=visit.request_id,
         origin=visit.origin,
     )
-    job = await hub.calls.ask(lambda door: door.submit(submission))
+    job = await _changed(hub, lambda door: door.submit(submission))
     visit.target = job.id
     response.headers["Location"] = f"{PREFIX}/jobs/{job.id}"
     response.status_code = 200 if known or job.id != submission.job_id else 201
@@ -99,21 +102,15 @@ async def list_jobs(
     text: Annotated[str | None, Query(max_length=256, description="Part of a name or an id.")] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     after: Annotated[str | None, Query(max_length=400, description="The `next` of the page before.")] = None,
-) -> JobPage:
-    """List jobs, newest first. The role `user` sees its own."""
+) -> Response:
+    """List jobs, newest first, as they were within the last second. The role `user` sees its own."""
     before = None if after is None else place_of(after)
     labels = _labels(label or [])
     own = own_only(identity)
     if own is not None and user not in (None, own):
-        return JobPage(jobs=[])
-    found = await hub_of(request).calls.ask(
-        lambda door: door.jobs(
-            state or None, own or user, limit + 1, labels=labels or None, text=text or None, before=before
-        )
-    )
-    page = found[:limit]
-    last = (page[-1].submitted_at, page[-1].id) if len(found) > limit else None
-    return JobPage(jobs=page, next=None if last is None else cursor_after(last))
+        return Response(NO_JOBS, media_type=bodies.JSON)
+    wanted = Listing(tuple(state or ()), own or user, labels, text or None, limit, before)
+    return Response(await hub_of(request).listings.get(wanted), media_type=bodies.JSON)
 
 
 @router.get("/ids", response_model=list[str])
@@ -151,7 +148,7 @@ async def delete_job(request: Request, job: DeletedJob) -> Response:
     """Remove an ended job with all it kept: events, logs, outputs."""
     if not job.over:
         raise Conflict(f"job {job.id!r} is {job.state}; stop it before it is removed")
-    await hub_of(request).calls.ask(lambda door: door.prune([job.id]))
+    await _changed(hub_of(request), lambda door: door.prune([job.id]))
     return Response(status_code=204)
 
 
@@ -166,7 +163,7 @@ async def stop_job(request: Request, job: StoppedJob) -> JobInfo:
     assert identity is not None
     wanted = await bodies.read_model(request, Stop, hub.limits.body_bytes, hub.limits.body_s)
     why = wanted.why or f"stopped by {identity.user} over HTTP"
-    return await hub.calls.ask(lambda door: door.stop(job.id, why, wanted.force))
+    return await _changed(hub, lambda door: door.stop(job.id, why, wanted.force))
 
 
 @router.get("/jobs/{job_id}/instances", response_model=list[InstanceInfo])
@@ -268,6 +265,15 @@ async def _until_news(watcher: Watcher, after: int, mark: Mark, wait_s: float) -
             return
 
 
+async def _changed(hub: Hub, work: Callable[[ServerDoor], T]) -> T:
+    """Have something changed. Who asks after that is shown it, also where nobody can say that it was done."""
+    try:
+        return await hub.calls.ask(work)
+    finally:
+        hub.glances.forget()
+        hub.listings.forget()
+
+
 def _read(kind: str, body: bytes, job_id: str | None, package: str | None) -> tuple[NewJob, JobSpec]:
     """Return what is wanted, and its spec, from a body of either kind."""
     if kind in YAML_TYPES:
@@ -295,8 +301,8 @@ async def _checked(request: Request, wanted: NewJob) -> bool:
     return True
 
 
-def _labels(pairs: list[str]) -> dict[str, str]:
+def _labels(pairs: list[str]) -> tuple[tuple[str, str], ...]:
     faults = [Fault("label", "must be name=value", pair) for pair in pairs if "=" not in pair]
     if faults:
         raise Unfit(*faults)
-    return dict(pair.split("=", 1) for pair in pairs)
+    return tuple(dict(pair.split("=", 1) for pair in pairs).items())

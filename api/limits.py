@@ -17,11 +17,11 @@ class Limits:
     takes. A job is shown as it was up to ``glance_s`` ago where it is
     only looked at in passing. Every ``recheck_s`` the tokens of streams are looked at again.
 
-    ``followers_per_job`` and ``followers`` count streams and long polls that wait; ``watched_jobs`` the jobs that they
+    ``followers_per_job``, ``followers_per_token`` and ``followers`` count streams and long polls that wait; ``watched_jobs`` the jobs that they
     wait for, each of which takes a thread. A body has to be there within ``body_s`` seconds, a piece of a package
     within ``piece_s``; a user may have ``uploads_per_user`` packages that are not whole yet. The head of a request within ``request_s`` (twice that at most); who takes nothing of an answer for
-    ``write_s`` is cut off. ``calls`` go to the cluster at a time, ``waiting_calls`` wait for their turn, and ``answer_s`` is how
-    long they may take together; ``requests`` are answered at a time, streams among them.
+    ``write_s`` is cut off. ``calls`` go to the cluster at a time, ``waiting_calls`` wait for their turn, ``calls_per_token`` of both
+    are one token's, and ``answer_s`` is how long they may take together; ``requests`` are answered at a time, streams among them.
     """
 
     rate_per_s: float = 50
@@ -40,11 +40,13 @@ class Limits:
     piece_s: float = 120
     uploads_per_user: int = 8
     followers_per_job: int = 300
+    followers_per_token: int = 400
     followers: int = 1000
     watched_jobs: int = 128
     request_s: float = 20
     write_s: float = 30
     calls: int = 16
+    calls_per_token: int = 64
     waiting_calls: int = 500
     answer_s: float = 90
     requests: int = 2000

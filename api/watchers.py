@@ -17,6 +17,8 @@ from raycontrol.api.files import LogFiles
 from raycontrol.api.limits import Limits
 from raycontrol.api.problems import Busy
 from raycontrol.api.readings import Readings
+from raycontrol.api.shares import Shares
+from raycontrol.api.visits import for_nobody
 from raycontrol.errors import JobNotFound, RaycontrolError
 from raycontrol.status import Event, JobInfo
 
@@ -129,6 +131,7 @@ class Watchers:
         self._calls = calls
         self._limits = limits
         self._files = files
+        self._shares = Shares(limits.followers_per_token, "followers")
         self._watchers: dict[str, tuple[Watcher, asyncio.Task[None]]] = {}
         self._turn = asyncio.Lock()
 
@@ -138,15 +141,16 @@ class Watchers:
 
     @contextmanager
     def following(self, job: JobInfo) -> Iterator[Watcher]:
-        """Give the job's watcher; raises Busy when too many follow."""
-        watcher = self._watcher(job)
-        watcher.followers += 1
-        try:
-            yield watcher
-        finally:
-            watcher.followers -= 1
-            if not watcher.followers:
-                asyncio.get_running_loop().call_later(LINGER_S, self._retire, job.id, watcher)
+        """Give the job's watcher; raises Busy when too many follow, and TooMany when too many do so with this token."""
+        with self._shares.one():
+            watcher = self._watcher(job)
+            watcher.followers += 1
+            try:
+                yield watcher
+            finally:
+                watcher.followers -= 1
+                if not watcher.followers:
+                    asyncio.get_running_loop().call_later(LINGER_S, self._retire, job.id, watcher)
 
     async def by_turns(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the pieces of one stream: of all streams one in each turn of the event loop.
@@ -173,7 +177,7 @@ class Watchers:
         if len(self._watchers) >= self._limits.watched_jobs:
             self._make_room()
         watcher = Watcher(job, self._calls, self._files)
-        self._watchers[job.id] = watcher, asyncio.ensure_future(watcher.run())
+        self._watchers[job.id] = watcher, for_nobody(watcher.run())
         return watcher
 
     def _make_room(self) -> None:

@@ -59,10 +59,13 @@ class FakeDoor:
         self.asked_for_jobs = 0
         self.asked_for_glances = 0
         self.asked_for_events = 0
+        self.asked_for_lists = 0
+        self.asked_for_nodes = 0
         self.can_write = True
         self.audit_error: Exception | None = None
         self.refused = 0
         self.pause: threading.Event | None = None
+        self.nodes_pause: threading.Event | None = None
         self._jobs: dict[str, JobInfo] = {}
         self._events: dict[str, list[Event]] = {}
         self._tokens: dict[str, tuple[TokenInfo, tokens.Parsed]] = {}
@@ -146,6 +149,7 @@ class FakeDoor:
         before: tuple[float, str] | None = None,
     ) -> list[JobInfo]:
         self._fail()
+        self.asked_for_lists += 1
         found = [
             job
             for job in self._jobs.values()
@@ -243,6 +247,9 @@ class FakeDoor:
         return self._jobs[submission.job_id]
 
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
+        self.asked_for_nodes += 1
+        if self.nodes_pause is not None:
+            self.nodes_pause.wait(10)
         missing = set(names or ()) - {node.name for node in self.known_nodes}
         if missing:
             raise UsageError(f"no node {missing.pop()!r}")

@@ -283,19 +283,19 @@ def test_a_damaged_package_is_told(api: Api) -> None:
 
 
 def test_a_lost_controller_is_told_as_such_and_looked_for_anew(api: Api) -> None:
-    api.get("/api/v1/jobs")
+    api.get("/api/v1/queue")
     api.door.error = lost()
-    answer = api.get("/api/v1/jobs")
+    answer = api.get("/api/v1/queue")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert answer.json()["type"] == "urn:raycontrol:controller-unavailable"
     api.door.error = None
-    assert api.get("/api/v1/jobs").status_code == 200
+    assert api.get("/api/v1/queue").status_code == 200
 
 
 def test_an_unknown_error_tells_nothing_of_the_inside(api: Api) -> None:
-    api.get("/api/v1/jobs")
+    api.get("/api/v1/queue")
     api.door.error = RuntimeError("the password is hunter2")
-    answer = api.get("/api/v1/jobs", headers={"X-Request-ID": "r-9"})
+    answer = api.get("/api/v1/queue", headers={"X-Request-ID": "r-9"})
     assert answer.status_code == 500
     assert answer.json() == {
         "type": "urn:raycontrol:internal-error",
@@ -309,9 +309,9 @@ def test_an_unknown_error_tells_nothing_of_the_inside(api: Api) -> None:
 def test_an_unforeseen_error_of_the_controller_is_a_500_and_its_door_stays_open(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api.get("/api/v1/jobs")
+    api.get("/api/v1/queue")
     api.door.error = fault()
-    answer = api.get("/api/v1/jobs", headers={"X-Request-ID": "r-9"})
+    answer = api.get("/api/v1/queue", headers={"X-Request-ID": "r-9"})
     assert (answer.status_code, answer.json()["type"]) == (500, "urn:raycontrol:internal-error")
     assert "retry-after" not in answer.headers
     assert "hunter2" not in answer.text
