@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.database import Database, audit, keys, secrets, tokens
 from raycontrol.errors import UsageError
+from raycontrol.tokens import same
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ class AccessRows:
         with self._database.reading() as connection:
             found = connection.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
         return None if found is None else _kept(found._mapping)
+
+    def identity(self, token_id: str, digest: str, now: float) -> Identity | None:
+        """Return who comes with a token, as ``tokens.parsed`` gives it; None when it is wrong, expired or revoked.
+
+        Takes as long for an id that is unknown.
+        """
+        kept = self.token(token_id)
+        right = same(digest, None if kept is None else kept.digest)
+        return kept.identity(now) if kept is not None and right else None
 
     def tokens(self) -> list[TokenInfo]:
         """All tokens, the expired and revoked ones too, oldest first."""

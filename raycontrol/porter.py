@@ -1,4 +1,4 @@
-"""What the HTTP server asks of the head: who may come in, what was done, how the cluster fares."""
+"""What the HTTP server asks of the head: which tokens there are, what was done, how the cluster fares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from raycontrol import tokens
-from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
+from raycontrol.access import AuditEntry, Role, TokenInfo
 from raycontrol.errors import StoreError
 from raycontrol.heldstore import HeldStore
 from raycontrol.status import Metrics
@@ -62,14 +62,6 @@ class Porter:
         await self._started()
         now = self._clock()
         return await self._held.ask(lambda store: store.access.revoke_token(name, now))
-
-    async def authenticate(self, token_id: str, digest: str) -> Identity | None:
-        """Return who comes with a token, of which only what ``tokens.parsed`` gives travels; None when it is wrong,
-        expired or revoked. Takes as long for an id that is unknown."""
-        await self._started()
-        kept = await self._held.ask(lambda store: store.access.token(token_id))
-        right = tokens.same(digest, None if kept is None else kept.digest)
-        return kept.identity(self._clock()) if kept is not None and right else None
 
     async def audit(self, entry: AuditEntry) -> int:
         """Store an entry and return its number."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raycontrol.connect import Session
     from raycontrol.readers import ServerDoor
     from raycontrol.settings import Settings
+    from raycontrol.store import Store
 
 TOKEN_NAME = "serve"
 TOKEN_FILE = "serve.token"
@@ -112,24 +113,27 @@ class Head:
 
     session: Session
     ray_address: str
+    store: Store
 
     def open_door(self) -> ServerDoor:
         """Return the way to the controller that the cluster has now; one is started if there is none."""
-        from raycontrol.readers import ClusterDoor
+        from raycontrol.readers import HeadDoor
 
-        return ClusterDoor(self.session, self.session.controller())
+        return HeadDoor(self.session, self.session.controller(), self.store)
 
 
 @contextmanager
 def connected(settings: Settings, address: str | None) -> Iterator[Head]:
     """Give a connection to the cluster; raises UsageError where its files do not lie."""
     from raycontrol.connect import Session, find_address
+    from raycontrol.store import Store
 
     session = Session(settings, find_address(settings, address), embedded=False)
     try:
         facts: dict[str, Any] = session.get(session.controller().describe.remote())
         refuse_elsewhere(facts, socket.gethostname(), settings.home_path)
-        yield Head(session, str(facts["ray"]))
+        with Store(settings.home_path, create=False) as store:
+            yield Head(session, str(facts["ray"]), store)
     finally:
         session.close()
 
