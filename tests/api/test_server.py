@@ -216,6 +216,16 @@ def test_a_port_in_use_is_told(tmp_path: Path, door: FakeDoor) -> None:
             serve(lambda: door, Config(tmp_path), Listen("127.0.0.1", port), lambda url: None)
 
 
+def test_what_is_loaded_before_a_server_begins_is_spared_by_the_collector(
+    tmp_path: Path, door: FakeDoor
+) -> None:
+    gc.unfreeze()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError):
+        serve(lambda: door, Config(tmp_path), Listen("127.0.0.1", taken.getsockname()[1]), lambda url: None)
+    assert gc.get_freeze_count() > 10_000
+    gc.unfreeze()
+
+
 def test_a_certificate_that_is_none_is_told(tmp_path: Path, door: FakeDoor) -> None:
     (tmp_path / "cert.pem").write_text("none")
     listen = Listen("127.0.0.1", 0, str(tmp_path / "cert.pem"), str(tmp_path / "missing.pem"))

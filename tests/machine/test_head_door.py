@@ -12,7 +12,7 @@ from raycontrol.readers import HeadDoor
 from raycontrol.status import JobState
 from raycontrol.store import Store
 from raycontrol.tokens import parsed
-from tests.machine.fake_cluster import in_loop, submission
+from tests.machine.fake_cluster import in_loop
 from tests.machine.test_controller import STAYS, finish, site
 
 pytestmark = pytest.mark.timeout(60)
@@ -25,14 +25,19 @@ async def test_a_server_on_the_head_sees_at_once_what_the_controller_has_stored(
     with Store(tmp_path, create=False) as store:
         door = HeadDoor(None, None, store)
         assert door.jobs(None, None, 10) == []
-        for job_id in ("first-1", "second-1"):
-            await here.controller.submit(submission(job_id))
-        for _ in range(2):
-            assert door.jobs(None, None, 10) == await here.controller.jobs(None, None, 10)
-            assert door.glance("first-1") == await here.controller.glance("first-1")
-            await here.controller.stop("first-1", "enough")
-            await here.becomes("first-1", JobState.STOPPED)
-        assert [job.id for job in door.jobs([JobState.STOPPED], "me", 10, text="FIRST")] == ["first-1"]
+        await here.submit("first-1")
+        await here.submit("second-1")
+        await here.reaches("first-1", JobState.RUNNING)
+        await here.shows("second-1", lambda job: job.pending is not None)
+        assert door.jobs(None, None, 10) == await here.controller.jobs(None, None, 10)
+        assert door.glance("first-1") == await here.controller.glance("first-1")
+        await here.controller.stop("second-1", "enough")
+        await here.ends("second-1")
+        assert door.jobs(None, None, 10) == await here.controller.jobs(None, None, 10)
+        await here.controller.stop("first-1", "enough")
+        await here.ends("first-1")
+        assert [job.id for job in door.jobs([JobState.STOPPED], "ada", 10, text="FIRST")] == ["first-1"]
+        assert door.glance("first-1") == await here.controller.glance("first-1")
         with pytest.raises(JobNotFound):
             door.glance("third-1")
         _, text = await here.controller.porter.create_token("laptop", Role.USER, "ada", None, by="root")
