@@ -244,7 +244,9 @@ async def _stream(request: Request, watcher: Watcher, after: int) -> AsyncIterat
         elif over:
             yield end_event({"state": watcher.job.state})
             return
-        elif not await happened(mark, BEAT_S):
+        elif await happened(mark, BEAT_S):
+            await watcher.turn()
+        else:
             yield BEAT
 
 

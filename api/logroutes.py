@@ -275,6 +275,7 @@ async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark
     while await happened(mark, max(0.0, deadline - time.monotonic())):
         mark = watcher.mark()
         if watcher.sizes.get(instance, 0) > place or watcher.ended(attempt):
+            await watcher.turn()
             return True
     return False
 
@@ -294,7 +295,9 @@ async def _follow_all(hub: Hub, watcher: Watcher, attempt: int, cutter: LogsCutt
                 yield piece
             yield _end(watcher, attempt)
             return
-        elif not await happened(mark, BEAT_S):
+        elif await happened(mark, BEAT_S):
+            await watcher.turn()
+        else:
             yield BEAT
 
 

@@ -61,6 +61,8 @@ class Readings:
             self._kept.move_to_end(place)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
+        if reading.piece.done():
+            return reading.piece.result()
         return await asyncio.shield(reading.piece)  # one who leaves does not end it for the others
 
 

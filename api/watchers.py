@@ -42,7 +42,9 @@ class Watcher:
     ``events`` are those after ``events_since``; older ones are to be asked for.
     """
 
-    def __init__(self, job: JobInfo, calls: Calls, files: Callable[[str, int], LogFiles]) -> None:
+    def __init__(
+        self, job: JobInfo, calls: Calls, files: Callable[[str, int], LogFiles], turn: asyncio.Lock
+    ) -> None:
         self.job = job
         self.over = False
         self.sizes: dict[str, int] = {}
@@ -52,6 +54,7 @@ class Watcher:
         self.readings = Readings(calls)
         self._calls = calls
         self._files = files
+        self._turn = turn
         self._news: Mark = asyncio.get_running_loop().create_future()
 
     def mark(self) -> Mark:
@@ -61,6 +64,14 @@ class Watcher:
     def ended(self, attempt: int) -> bool:
         """Whether nothing more comes of this attempt."""
         return self.over or self.job.attempt > attempt
+
+    async def turn(self) -> None:
+        """Wait for one's turn to take what is new: one follower has it in each turn of the event loop, in their order.
+
+        A log that grows has something for all its followers at once, and requests that come then get in between them.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
 
     async def run(self) -> None:
         """Watch until the job is over."""
@@ -134,6 +145,7 @@ class Watchers:
         self._shares = Shares(limits.followers_per_token, "followers")
         self._watchers: dict[str, tuple[Watcher, asyncio.Task[None]]] = {}
         self._turn = asyncio.Lock()
+        """Of the followers of all jobs."""
 
     @property
     def followers(self) -> int:
@@ -152,16 +164,6 @@ class Watchers:
                 if not watcher.followers:
                     asyncio.get_running_loop().call_later(LINGER_S, self._retire, job.id, watcher)
 
-    async def by_turns(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of one stream: of all streams one in each turn of the event loop.
-
-        A log that grows has something for all its followers at once, and requests that come then get in between them.
-        """
-        async for piece in pieces:
-            async with self._turn:  # whoever waits longest is next
-                await asyncio.sleep(0)
-            yield piece
-
     def close(self) -> None:
         for _, task in self._watchers.values():
             task.cancel()
@@ -176,7 +178,7 @@ class Watchers:
             return watcher
         if len(self._watchers) >= self._limits.watched_jobs:
             self._make_room()
-        watcher = Watcher(job, self._calls, self._files)
+        watcher = Watcher(job, self._calls, self._files, self._turn)
         self._watchers[job.id] = watcher, for_nobody(watcher.run())
         return watcher
 
@@ -218,7 +220,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._watchers.following(self._job) as watcher:
-            self.body_iterator = self._watchers.by_turns(self._events(watcher))
+            self.body_iterator = self._events(watcher)
             whole = await ended_before(super().__call__(scope, receive, send), self._shut_out())
             if not whole:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raycontrol.api.calls import Calls
+from raycontrol.api.files import LogFiles
 from raycontrol.api.limits import Limits
 from raycontrol.api.readings import KEPT, Piece, Readings
 from raycontrol.api.sse import LineCutter
-from raycontrol.api.watchers import Watchers
+from raycontrol.api.watchers import Watcher, Watchers
 from raycontrol.status import JobState
 from tests.api.fakes import Api, FakeDoor, adas_job, events_in, until, write_log
 
@@ -151,16 +153,19 @@ async def _next(readings: Readings, log: Log, since: object) -> Piece | None:
     return await readings.next(0, "worker-0", LineCutter(0), since, log.read)
 
 
-def test_streams_that_all_have_something_take_turns_with_the_rest() -> None:
-    """Whatever else the event loop has to do comes to its turn between any two of their pieces."""
-    turns, sent_in = [0], []
+def test_followers_to_whom_something_is_new_take_turns_with_the_rest(tmp_path: Path) -> None:
+    """Whatever else the event loop has to do comes to its turn between any two of them."""
+    turns, taken_in = [0], []
 
     async def run() -> None:
         calls = Calls(FakeDoor, Limits())
-        watchers = Watchers(calls, Limits(), lambda job_id, attempt: pytest.fail("nobody follows"))
+        watchers = Watchers(calls, Limits(), lambda job_id, attempt: LogFiles(tmp_path, job_id, attempt))
         ticking = asyncio.ensure_future(tick())
-        await asyncio.gather(*(take(watchers.by_turns(pieces())) for _ in range(50)))
+        jobs = (adas_job(), adas_job().model_copy(update={"id": "other-1"}))
+        with watchers.following(jobs[0]) as first, watchers.following(jobs[1]) as second:
+            await asyncio.gather(*(take(watcher) for watcher in (first, second) * 25))
         ticking.cancel()
+        watchers.close()
         calls.close()
 
     async def tick() -> None:
@@ -168,16 +173,12 @@ def test_streams_that_all_have_something_take_turns_with_the_rest() -> None:
             turns[0] += 1
             await asyncio.sleep(0)
 
-    async def pieces() -> AsyncIterator[bytes]:
-        for _ in range(3):
-            yield b"piece"
-
-    async def take(stream: AsyncIterator[bytes]) -> None:
-        async for _ in stream:
-            sent_in.append(turns[0])
+    async def take(watcher: Watcher) -> None:
+        await watcher.turn()
+        taken_in.append(turns[0])
 
     asyncio.run(run())
-    assert len(sent_in) == len(set(sent_in)) == 150
+    assert len(taken_in) == len(set(taken_in)) == 50
 
 
 def test_all_followers_of_a_log_get_every_byte_once(api: Api) -> None:
