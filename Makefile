@@ -5,7 +5,7 @@ SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu check bench bench-api bench-mpi bench-ray clean
+.PHONY: help setup demo test test-all test-gpu check bench bench-api bench-mpi bench-queue bench-ray bench-trace clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -45,9 +45,18 @@ bench-api: ## a list over HTTP while 200 follow a job's log, beside an empty Fas
 bench-mpi: setup ## an mpirun of 3 x 2 ranks through raycontrol's ssh, beside plain sshd, on three hosts (needs root)
 	$(BIN)/python -m tests.bench.mpi
 
+bench-queue: ## one pass of the queue: 10,000 jobs, 1,000 nodes, the three policies; CPU time beside a floor
+	@scripts/setup test
+	$(BIN)/python -m tests.bench.queue
+
 bench-ray: ## from a submit to a ray job's first line, beside three `ray start` by a script, on three hosts (needs root)
 	@scripts/setup test
 	$(BIN)/python -m tests.bench.ray
+
+bench-trace: ## a simulated week of a mixed load under the three policies: waits, GPU time used
+	@scripts/setup test
+	$(BIN)/python -m tests.bench.trace
+	$(BIN)/python -m tests.bench.trace --limited 1
 
 clean: ## remove what builds and checks have left (.venv stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,11 +11,10 @@ from raycontrol.access import Action, Identity, allowed
 from raycontrol.api.described import PREFIX, PROBLEMS
 from raycontrol.api.guards import Guard, own_only, require
 from raycontrol.api.hubs import Hub, hub_of
-from raycontrol.api.models import Waiting
 from raycontrol.api.problems import NotThere
 from raycontrol.errors import UsageError
 from raycontrol.hardware import NodeInfo
-from raycontrol.status import JobState
+from raycontrol.status import JobState, QueueEntry
 
 router = APIRouter(prefix=PREFIX, tags=["cluster"], responses=PROBLEMS)
 
@@ -26,23 +25,11 @@ Check = Annotated[bool, Query(description="Measure clocks and name look-ups too;
 NO_CHECKS = "the role does not allow checks of nodes"
 
 
-@router.get("/queue", response_model=list[Waiting])
-async def queue(request: Request, identity: Viewer) -> list[Waiting]:
+@router.get("/queue", response_model=list[QueueEntry])
+async def queue(request: Request, identity: Viewer) -> list[QueueEntry]:
     """List the jobs that wait for this cluster in their order, with why they wait. The role `user` sees its own, with their positions."""
-    waiting = await hub_of(request).calls.ask(lambda door: door.queued())
-    return [
-        Waiting(
-            position=position,
-            id=job.id,
-            name=job.name,
-            user=job.user,
-            priority=job.priority,
-            submitted_at=job.submitted_at,
-            why=job.pending,
-        )
-        for position, job in enumerate(waiting, start=1)
-        if allowed(identity, Action.READ_JOB, job.user)
-    ]
+    waiting = await hub_of(request).calls.ask(lambda door: door.queue())
+    return [entry for entry in waiting if allowed(identity, Action.READ_JOB, entry.user)]
 
 
 @router.get("/nodes", response_model=list[NodeInfo])

@@ -47,16 +47,17 @@ class LogRead(Model):
     instances: list[str] | None = None
 
 
-class Waiting(Model):
-    """A job in the queue. ``position`` counts from 1 over the jobs of everybody."""
+class Why(Model):
+    """``why`` is told in the job's events."""
 
-    position: int
-    id: str
-    name: str
-    user: str
-    priority: int
-    submitted_at: float
-    why: str | None = None
+    why: Annotated[str, Field(max_length=500)] | None = None
+
+
+class NewPriority(Model):
+    """``priority``: 0 (highest) to 9."""
+
+    priority: Annotated[int, Field(ge=0, le=9)]
+    why: Annotated[str, Field(max_length=500)] | None = None
 
 
 class JobPlan(Model):

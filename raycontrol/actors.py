@@ -19,6 +19,7 @@ from raycontrol import nodeenv
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
+from raycontrol.fence import fence_off
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
 from raycontrol.instance import Instance
@@ -80,6 +81,7 @@ class InstanceActor(Instance):
             ),
             RayLinks(seed, context.get_node_id()),
         )
+        fence_off(context.gcs_address)
 
 
 class NodeActor(Node):

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from raycontrol.duties import Cluster
-from raycontrol.events import InstanceLost
+from raycontrol.duties import Cluster, lost
 from raycontrol.heldstore import HeldStore
 from raycontrol.jobrows import read_infos, readable
 from raycontrol.ledger import Ledger
@@ -63,10 +62,11 @@ class Caretaker:
             for item in job.instances
             if not item.closed and item.node_id not in living
         ]
-        for job, item in open_ones:
-            if item.node_id in self._missing:
-                lost = InstanceLost(self._clock(), job.attempt_id, item.name, "its node left the cluster")
-                self._ledger.post(job.id, lost)
+        gone = [(job, item) for job, item in open_ones if item.node_id in self._missing]
+        why = "its node left the cluster"
+        events = (lost(self._cluster, self._clock, job, item.name, why) for job, item in gone)
+        for event, (job, _) in zip(await asyncio.gather(*events), gone, strict=True):
+            self._ledger.post(job.id, event)
         self._missing = {item.node_id for _, item in open_ones}
 
     # Finished jobs.

@@ -24,7 +24,7 @@ from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterDoor, Door, Reader, StoreReader, completed
 from raycontrol.settings import Settings, process_environment
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState
+from raycontrol.status import Event, JobInfo, JobState, QueueEntry, Wish
 
 if TYPE_CHECKING:
     from raycontrol.remote import HttpDoor
@@ -151,6 +151,10 @@ class Client:
         cluster's controller if it has none. Raises UsageError without a cluster and for a name that no node has.
         """
         return self._open().nodes(names, check)
+
+    def queue(self) -> builtins.list[QueueEntry]:
+        """Return the jobs that wait for nodes, in the order in which they are decided upon, with what each waits for."""
+        return self._open().queue()
 
     def create_token(
         self, name: str, role: Role, *, user: str | None = None, ttl_s: float | None = TOKEN_TTL_S
@@ -356,6 +360,33 @@ class JobHandle:
         reason = why or f"stop requested by {self._client._settings.user}"
         return self._client._read().stop(self.id, reason, force)
 
+    def hold(self) -> JobInfo:
+        """Keep the waiting job from being started until it is released. Raises UsageError when it does not wait."""
+        return self._wish(Wish.HOLD, "held")
+
+    def release(self) -> JobInfo:
+        """Let a job go that was held or suspended; one that is not held stays as it is."""
+        return self._wish(Wish.RELEASE, "released")
+
+    def suspend(self) -> JobInfo:
+        """Stop the job (TERM, its grace, KILL) and keep it in the queue, held, until it is resumed; returns before it has stopped.
+
+        Its next attempt finds the same code and output folders. Raises UsageError when it is ending.
+        """
+        return self._wish(Wish.SUSPEND, "suspended")
+
+    def resume(self) -> JobInfo:
+        """Let a suspended job go on, with another attempt."""
+        return self._wish(Wish.RESUME, "resumed")
+
+    def set_priority(self, priority: int) -> JobInfo:
+        """Give the waiting job another priority, 0 (highest) to 9. Raises UsageError when it does not wait."""
+        user = self._client._settings.user
+        return self._client._open().set_priority(self.id, priority, f"priority {priority}, by {user}")
+
+    def _wish(self, wish: Wish, done: str) -> JobInfo:
+        return self._client._open().wish(self.id, wish, f"{done} by {self._client._settings.user}")
+
     def logs(
         self,
         *,
@@ -364,17 +395,20 @@ class JobHandle:
         group: str | None = None,
         tail: int | None = None,
         prefix: bool = True,
+        attempt: int | None = None,
     ) -> Iterator[str]:
         """Yield lines of the job's log, each with its instance's name in front (``worker-0 | …``) unless ``prefix`` is False.
 
         ``instance`` (``worker-0``) and ``group`` (``worker``) narrow to what they name.
         ``tail`` begins with the last so many lines of each instance; it looks back 256 KiB at most, so that fewer may
-        come. ``follow`` goes on until the job has ended and everything it wrote was yielded. Lines are views: bytes
-        that are not UTF-8 are replaced, very long lines cut. The files keep every byte.
+        come. ``follow`` goes on until the job has ended and everything it wrote was yielded, its further attempts
+        included; it begins with the current one. ``attempt`` is the only one to show. Lines are views: bytes that are not UTF-8 are replaced, very long lines cut. The files keep every byte.
         """
         from raycontrol.logview import LogView
 
-        view = LogView(self._client._read(), self.id, instance=instance, group=group, prefix=prefix)
+        view = LogView(
+            self._client._read(), self.id, instance=instance, group=group, prefix=prefix, attempt=attempt
+        )
         if tail is not None:
             yield from view.tail(tail)
         yield from view.follow() if follow else view.rest()

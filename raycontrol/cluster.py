@@ -33,18 +33,23 @@ from raycontrol.actors import (
 from raycontrol.controller import Controller
 from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
+from raycontrol.fence import answers
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Job
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand
 from raycontrol.plan import Orders
 from raycontrol.preparing import Preparation
+from raycontrol.queue import Rules
 from raycontrol.retention import Limits
 from raycontrol.settings import Settings
 from raycontrol.spec import members
+from raycontrol.status import Policy
 
 WATCH_S = 15.0
 NODE_CALL_S = 30.0
+ANY_PORT = 9
+"""Where a host is asked whether it is there: that nobody listens is an answer too."""
 CALLS_AT_ONCE = 1000
 """How many calls an instance takes at once, those of other instances not counted."""
 
@@ -56,6 +61,7 @@ class ControllerActor(Controller):
             name,
             RayCluster(name, home),
             limits=lambda: _limits(home),
+            rules=lambda: _rules(home),
             site=lambda: Settings.of_home(home).site,
         )
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
@@ -67,6 +73,17 @@ class ControllerActor(Controller):
     async def ask_porter(self, method: str, *arguments: Any) -> Any:
         """Return what this method of ``Porter`` does."""
         return await getattr(self.porter, method)(*arguments)
+
+
+def _rules(home: str) -> Rules:
+    settings = Settings.of_home(home)
+    return Rules(
+        policy=Policy(settings.queue_policy),
+        user_jobs=settings.user_jobs,
+        user_gpus=settings.user_gpus,
+        all_jobs=settings.all_jobs,
+        all_gpus=settings.all_gpus,
+    )
 
 
 def _limits(home: str) -> Limits:
@@ -102,7 +119,7 @@ class RayCluster:
             raise
 
     def _reserve(self, job: Job) -> None:
-        name = self._gang_name(job.attempt_id)
+        name = self._gang_name(job.group_id)
         group = _group_named(name) or _make_group(name, job)
         if not group.wait(PLACING_S):
             raise ReservationRefused(f"the placement group was not ready within {PLACING_S:g} s")
@@ -137,12 +154,12 @@ class RayCluster:
         while True:
             await self._call(job, instance, lambda actor: actor.watch.remote(WATCH_S))
 
-    async def release(self, job: Job, last: bool) -> None:
+    async def release(self, job: Job, last: bool, keep: bool) -> None:
         reserving = self._reserving.get(job.attempt_id)
         if reserving is not None:
             await asyncio.wait([reserving])
             self._reserving.pop(job.attempt_id, None)
-        await asyncio.to_thread(self._remove_gang, job)
+        await asyncio.to_thread(self._remove_gang, job, keep)
         for instance in job.instances:
             self._instances.pop((job.attempt_id, instance.name), None)
         living = {node.id for node in await self.nodes()}
@@ -153,12 +170,17 @@ class RayCluster:
             )
         )
 
-    def _remove_gang(self, job: Job) -> None:
+    def _remove_gang(self, job: Job, keep: bool) -> None:
         for instance in job.instances:
             _kill_actor(self._instance_name(job.attempt_id, instance.name))
-        group = _group_named(self._gang_name(job.attempt_id))
+        group = None if keep else _group_named(self._gang_name(job.group_id))
         if group is not None:
             remove_placement_group(group)
+
+    async def is_silent(self, node_id: str, ip: str) -> bool:
+        if node_id in {node.id for node in await self.nodes()}:
+            return False
+        return not await asyncio.to_thread(answers, ip, ANY_PORT)
 
     async def serve_nodes(self) -> None:
         await asyncio.to_thread(_make_node_actors)

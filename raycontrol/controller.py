@@ -19,18 +19,19 @@ from typing import Any
 from raycontrol.accessrows import Belongings, Key
 from raycontrol.caretaker import Caretaker
 from raycontrol.duties import Cluster
-from raycontrol.errors import IdTaken, JobNotFound, KeyReused, StoreError, VersionMismatch
-from raycontrol.events import Report, StopRequested
+from raycontrol.errors import IdTaken, JobNotFound, KeyReused, StoreError, UsageError, VersionMismatch
+from raycontrol.events import Held, LetGo, PriorityChanged, Report, StopRequested, Suspended
 from raycontrol.hardware import NodeInfo
 from raycontrol.heldstore import HeldStore
 from raycontrol.job import Job, Submission, checked_id
 from raycontrol.jobrows import info_of, read_info, read_infos, read_job
 from raycontrol.ledger import Ledger
 from raycontrol.porter import Porter
+from raycontrol.queue import Rules
 from raycontrol.retention import Limits
 from raycontrol.scheduler import Scheduler
 from raycontrol.spec import Site
-from raycontrol.status import Event, JobInfo, JobState, Note
+from raycontrol.status import Event, JobInfo, JobState, Note, QueueEntry, Wish
 from raycontrol.store import Store
 from raycontrol.survey import Survey
 from raycontrol.version import __version__
@@ -54,6 +55,7 @@ class Controller:
         cluster: Cluster,
         clock: Callable[[], float] = time.time,
         limits: Callable[[], Limits] = Limits,
+        rules: Callable[[], Rules] = Rules,
         site: Callable[[], Site] = Site,
     ) -> None:
         self._home = Path(home)
@@ -63,7 +65,7 @@ class Controller:
         self._site = site
         self._held = HeldStore(self._home, name, clock)
         self._ledger = Ledger(self._held, cluster, clock)
-        self._scheduler = Scheduler(self._ledger, cluster, clock)
+        self._scheduler = Scheduler(self._ledger, cluster, clock, rules)
         self._caretaker = Caretaker(name, self._held, self._ledger, cluster, clock, limits)
         self.porter = Porter(name, self._held, clock, self.started)
         self._loops: list[asyncio.Task[None]] = []
@@ -164,16 +166,71 @@ class Controller:
     async def _shown(self, job_id: str, network: bool) -> JobInfo:
         await self.started()
         if job_id in self._ledger.jobs:
-            return info_of(self._ledger.jobs[job_id], self._home, network=network)
+            job = self._ledger.jobs[job_id]
+            return self._with_why(info_of(job, self._home, network=network), job)
         row = await self._held.ask(lambda store: store.job(job_id))
         if row is None:
             raise JobNotFound(job_id)
         return await self._held.ask(lambda store: read_info(row, store, network=network))
 
-    async def queued(self) -> list[JobInfo]:
+    async def queue(self) -> list[QueueEntry]:
         """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
         await self.started()
-        return [self._info(job) for job in self._scheduler.in_order()]
+        return [
+            QueueEntry(
+                position=position,
+                id=job.id,
+                name=job.spec.name or job.id,
+                user=job.user,
+                priority=job.spec.priority,
+                submitted_at=job.submitted_at,
+                why=self._scheduler.why(job),
+                held=job.held is not None,
+            )
+            for position, job in enumerate(self._scheduler.in_order(), start=1)
+        ]
+
+    async def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:
+        """Hold a job, let it go, suspend it or resume it; return when that is stored. What is so already stays so.
+
+        Raises JobNotFound, and UsageError where the job's state does not allow it.
+        """
+        await self.started()
+        job = await self._unfinished(job_id)
+        now = self._clock()
+        match wish:
+            case Wish.HOLD if job.state is not JobState.QUEUED:
+                raise UsageError(
+                    f"job {job_id} is {job.state}; `raycontrol suspend` stops it and keeps it in the queue"
+                )
+            case Wish.HOLD:
+                await self._ledger.tell(job_id, Held(now, why))
+            case Wish.SUSPEND:
+                await self._ledger.tell(job_id, Suspended(now, why))
+                if job_id in self._ledger.jobs and self._ledger.jobs[job_id].held is None:
+                    raise UsageError(f"job {job_id} is ending, and will not come back to the queue")
+            case Wish.RELEASE | Wish.RESUME:
+                await self._ledger.tell(job_id, LetGo(now, why))
+        return await self.info(job_id)
+
+    async def set_priority(self, job_id: str, priority: int, why: str) -> JobInfo:
+        """Give a waiting job another priority, 0 (highest) to 9; raises JobNotFound, and UsageError where it does not wait."""
+        await self.started()
+        if not 0 <= priority <= 9:
+            raise UsageError(f"priority: must be from 0 (highest) to 9, got {priority}")
+        job = await self._unfinished(job_id)
+        if job.state is not JobState.QUEUED:
+            raise UsageError(
+                f"job {job_id} is {job.state}: only of a waiting job the priority can be changed"
+            )
+        await self._ledger.tell(job_id, PriorityChanged(self._clock(), priority, why))
+        return await self.info(job_id)
+
+    async def _unfinished(self, job_id: str) -> Job:
+        if job_id not in self._ledger.jobs:
+            info = await self.info(job_id)
+            raise UsageError(f"job {job_id} has ended ({info.state})")
+        return self._ledger.jobs[job_id]
 
     async def running(self) -> list[JobInfo]:
         """Return the jobs that run on this cluster, oldest first."""
@@ -203,7 +260,15 @@ class Controller:
             found = store.jobs(states=states, user=user, limit=limit, labels=labels, text=text, before=before)
             return read_infos(found, store)
 
-        return await self._held.ask(read)
+        infos = await self._held.ask(read)
+        jobs = self._ledger.jobs
+        return [self._with_why(info, jobs[info.id]) if info.id in jobs else info for info in infos]
+
+    def _with_why(self, info: JobInfo, job: Job) -> JobInfo:
+        """Say what a waiting job waits for now."""
+        if info.state is not JobState.QUEUED:
+            return info
+        return info.model_copy(update={"pending": self._scheduler.why(job)})
 
     async def events(self, job_id: str, after: int = 0, timeout_s: float = 0.0) -> list[Event]:
         """Return a job's events with ``seq`` above ``after``; wait up to ``timeout_s`` (at most 20) for the first."""
@@ -261,7 +326,8 @@ class Controller:
         await self._ledger.load(self._name)
         await self._cluster.serve_nodes()
         strangers = await self._cluster.remove_strangers(
-            self._name, {job.attempt_id for job in self._ledger.jobs.values()}
+            self._name,
+            {name for job in self._ledger.jobs.values() for name in (job.attempt_id, job.group_id)},
         )
         if strangers:
             log.warning("removed what no job of the store owns: %s", ", ".join(strangers))
@@ -285,7 +351,7 @@ class Controller:
         return None if row is None else read_job(row)
 
     def _info(self, job: Job) -> JobInfo:
-        return info_of(job, self._home)
+        return self._with_why(info_of(job, self._home), job)
 
 
 def _submitted_by(submission: Submission) -> str:

@@ -30,6 +30,10 @@ BROKEN_S = 10.0
 """How long an MPI launcher has to end by itself, with a code that says more, once a part of its world has broken."""
 
 
+FENCE_S = 50.0
+"""How long what runs on a host that cannot reach the head's host may run on (``fence``)."""
+
+
 def resume(job: Job) -> tuple[Command, ...]:
     """Return everything that must be done for a job found in the store.
 
@@ -66,7 +70,8 @@ def deadline(job: Job) -> float | None:
     limits = job.spec.timeouts
     match job.state:
         case JobState.QUEUED:
-            return None if limits.queue_s is None else job.submitted_at + limits.queue_s
+            since = job.submitted_at if job.queued_at is None else job.queued_at
+            return None if limits.queue_s is None or job.held is not None else since + limits.queue_s
         case JobState.PLACING:
             return job.since + PLACING_S
         case JobState.PREPARING:
@@ -105,7 +110,8 @@ def _watches(job: Job) -> tuple[Command, ...]:
 def _stopping_duties(job: Job) -> tuple[Command, ...]:
     living = [item for item in job.instances if not item.closed]
     if not living:
-        return (ReleaseNodes(job.attempt_id, last=job.after is not JobState.QUEUED),)
+        keep = job.after is JobState.PLACING
+        return (ReleaseNodes(job.attempt_id, last=not keep and job.after is not JobState.QUEUED, keep=keep),)
     grace_s = 0.0 if job.forced else job.spec.timeouts.grace_s
     why = job.verdict.summary if job.verdict else "the job's work is done"
     return _watches(job) + tuple(

@@ -69,8 +69,11 @@ class Cluster(Protocol):
     async def watch(self, job: Job, instance: str) -> None:
         """Return only by raising InstanceGone, when the instance's actor is dead."""
 
-    async def release(self, job: Job, last: bool) -> None:
-        """Remove actors and placement group, wait until they are gone, and clean up on the nodes."""
+    async def release(self, job: Job, last: bool, keep: bool) -> None:
+        """Remove actors and, unless ``keep``, the placement group, wait until they are gone, and clean up on the nodes."""
+
+    async def is_silent(self, node_id: str, ip: str) -> bool:
+        """Whether the node has left the cluster and its host does not answer."""
 
     async def serve_nodes(self) -> None:
         """See to it that every living node has its node actor."""
@@ -145,8 +148,8 @@ class Duties:
                 await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
             case StopInstance(instance=name, grace_s=grace_s, why=why):
                 await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)
-            case ReleaseNodes(last=last):
-                await self._release(job, last)
+            case ReleaseNodes(last=last, keep=keep):
+                await self._release(job, last, keep)
 
     async def _reserve(self, job: Job) -> None:
         try:
@@ -156,11 +159,11 @@ class Duties:
         else:
             self._post(job.id, NodesReserved(self._clock(), job.attempt_id))
 
-    async def _release(self, job: Job, last: bool) -> None:
+    async def _release(self, job: Job, last: bool, keep: bool) -> None:
         earlier = self._ended.pop(job.id, set())
         await asyncio.gather(*earlier, return_exceptions=True)
-        await self._persist(lambda: self._cluster.release(job, last), job)
-        self._post(job.id, NodesReleased(self._clock(), job.attempt_id))
+        await self._persist(lambda: self._cluster.release(job, last, keep), job)
+        self._post(job.id, NodesReleased(self._clock(), job.attempt_id, keep))
 
     async def _persist(
         self, call: Callable[[], Coroutine[Any, Any, None]], job: Job, instance: str | None = None
@@ -173,7 +176,7 @@ class Duties:
                 return
             except InstanceGone as gone:
                 if instance is not None:
-                    self._post(job.id, InstanceLost(self._clock(), job.attempt_id, instance, str(gone)))
+                    self._post(job.id, await lost(self._cluster, self._clock, job, instance, str(gone)))
                 return
             except ReservationRefused:
                 raise
@@ -181,6 +184,19 @@ class Duties:
                 log.exception("job %s: a call to the cluster failed; trying again in %.1f s", job.id, pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+
+async def lost(
+    cluster: Cluster, clock: Callable[[], float], job: Job, instance: str, why: str
+) -> InstanceLost:
+    """Return that an instance is lost, and until when what it ran may run on.
+
+    A host that refuses connections is up without Ray, and then nothing of ours is left on it; of one that says nothing,
+    its fence is all that is known.
+    """
+    item = job.instance(instance)
+    silent = await cluster.is_silent(item.node_id, item.ip)
+    return InstanceLost(clock(), job.attempt_id, instance, why, clock() + demands.FENCE_S if silent else None)
 
 
 def _preparation(job: Job, name: str) -> Preparation:

@@ -158,18 +158,22 @@ class InstanceClosed:
 
 @dataclass(frozen=True)
 class InstanceLost:
-    """The instance's actor or node is gone."""
+    """The instance's actor or node is gone. ``until``: what it ran may run on until then, on a host that does not answer."""
 
     at: float
     attempt_id: str
     instance: str
     why: str
+    until: float | None = None
 
 
 @dataclass(frozen=True)
 class NodesReleased:
+    """Nothing of the attempt is left on its nodes; ``kept``: but the placement group, for the next one."""
+
     at: float
     attempt_id: str
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,45 @@ class StopRequested:
     at: float
     why: str
     force: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """Somebody wants the waiting job to wait until it is let go."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """A job that was held, or suspended, may start again."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """Somebody wants the job to give its nodes back and to wait until it is let go."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """The queue wants the job's nodes for another job; it comes back to the queue."""
+
+    at: float
+    for_job: str
+
+
+@dataclass(frozen=True)
+class PriorityChanged:
+    at: float
+    priority: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -209,6 +252,11 @@ JobEvent = (
     | InstanceLost
     | NodesReleased
     | StopRequested
+    | Held
+    | LetGo
+    | Suspended
+    | Preempted
+    | PriorityChanged
     | TimePassed
 )
 
@@ -254,10 +302,11 @@ class StopInstance:
 
 @dataclass(frozen=True)
 class ReleaseNodes:
-    """Remove actors, placement group and, if ``last``, what the job keeps on its nodes between attempts."""
+    """Remove actors, placement group (unless ``keep``) and, if ``last``, what the job keeps on its nodes between attempts."""
 
     attempt_id: str
     last: bool
+    keep: bool = False
 
 
 Command = ReserveNodes | WatchInstance | PrepareInstance | CarryOutStage | StopInstance | ReleaseNodes

@@ -9,7 +9,16 @@ from raycontrol import backends, rdma, transports
 from raycontrol.errors import PlanError, UsageError
 from raycontrol.plan import Brief, Cause, Facts, Plan, RdmaUse
 from raycontrol.spec import JobSpec
-from raycontrol.status import InstanceInfo, InstanceState, JobInfo, JobState, Reason, Variable, Verdict
+from raycontrol.status import (
+    AttemptInfo,
+    InstanceInfo,
+    InstanceState,
+    JobInfo,
+    JobState,
+    Reason,
+    Variable,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,12 @@ class Job:
     succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
     ``relieved``: the start command has ended itself what served it, as `ray stop` does.
     ``finish_by``: until then a job that has succeeded leaves those alone that may finish (``Plan.finishers``).
+
+    ``held`` says who wants the job to wait. ``queued_at`` is when it came into the queue, or was let go, for the last time,
+    and ``not_before`` when its next attempt may begin; not before ``fenced_until``, until when a lost instance may run on. ``retries`` and ``infra_retries`` were used (``retries.again``);
+    with ``unwanted`` no further one follows. The next attempt avoids the nodes with the ids ``avoided``. ``group`` is
+    the attempt id that the placement group is named after: an earlier one's where the attempt has taken the group over.
+    ``past`` are the attempts that have ended, the last ones.
     """
 
     id: str
@@ -128,6 +143,21 @@ class Job:
     pending: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    held: str | None = None
+    queued_at: float | None = None
+    not_before: float | None = None
+    fenced_until: float | None = None
+    retries: int = 0
+    infra_retries: int = 0
+    unwanted: bool = False
+    avoided: tuple[str, ...] = ()
+    group: str | None = None
+    past: tuple[AttemptInfo, ...] = ()
+
+    @property
+    def group_id(self) -> str:
+        """What the placement group is named after."""
+        return self.group or self.attempt_id
 
     @property
     def attempt_id(self) -> str:
@@ -209,6 +239,7 @@ def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobI
         cluster=job.cluster,
         outputs=outputs,
         rdma=_rdma_info(job, plan),
+        attempts=job.past,
     )
 
 

@@ -7,9 +7,11 @@ that died between storing and acting finds the same commands again in ``resume``
 ::
 
     QUEUED ─ NodesChosen → PLACING ─ NodesReserved → PREPARING ─ all prepared → STARTING ─ last stage → RUNNING
-       ↑                                                                                                  │
-       └──────── after: QUEUED ── STOPPING ←── failed, lost, stopped, out of time, or all deciders exited 0┘
-                                     └─ NodesReleased → SUCCEEDED | FAILED | STOPPED
+       ↑                      ↑                                                                           │
+       │                      └ after: PLACING ┐                                                          │
+       └─────────────── after: QUEUED ── STOPPING ←── failed, lost, stopped, suspended, preempted, out of time,
+                                           │          or all deciders exited 0
+                                           └─ NodesReleased → SUCCEEDED | FAILED | STOPPED
 """
 
 from __future__ import annotations
@@ -19,26 +21,31 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from raycontrol import transports, verdicts
-from raycontrol.demands import BROKEN_S, PLACING_S, deadline, duties
+from raycontrol.demands import BROKEN_S, FENCE_S, PLACING_S, deadline, duties
 from raycontrol.errors import PlanError
 from raycontrol.events import (
     Command,
+    Held,
     InstanceClosed,
     InstanceFailed,
     InstanceLost,
     InstanceNoted,
     InstancePrepared,
     JobEvent,
+    LetGo,
     NodesChosen,
     NodesRefused,
     NodesReleased,
     NodesReserved,
     PlacementDeferred,
+    Preempted,
+    PriorityChanged,
     RunExited,
     RunsGone,
     ServiceEnded,
     StagePassed,
     StopRequested,
+    Suspended,
     TimePassed,
     TransportSeen,
     WorldBroken,
@@ -46,8 +53,9 @@ from raycontrol.events import (
 )
 from raycontrol.job import Broken, Instance, Job, plan_of
 from raycontrol.parts import decided, known_plan, left_early, still_finishing
+from raycontrol.retries import ENDS, Budget, again, suspects
 from raycontrol.spec import members
-from raycontrol.status import InstanceState, JobState, Note, Reason, Verdict
+from raycontrol.status import AttemptInfo, InstanceState, JobState, Note, Reason, Verdict
 from raycontrol.stopping import (
     acquit,
     blame_earlier,
@@ -60,6 +68,9 @@ from raycontrol.stopping import (
     stop_left,
     succeed,
 )
+
+PAST_KEPT = 20
+"""So many attempts that have ended are told of, the last ones."""
 
 
 class Step(NamedTuple):
@@ -94,20 +105,32 @@ Change = tuple[Job, str | None] | None
 
 
 def _chosen(job: Job, event: NodesChosen) -> Change:
-    if job.state is not JobState.QUEUED:
+    if job.state is not JobState.QUEUED or job.held is not None:
         return None
     instances = tuple(
         Instance(member.name, member.group, member.role, member.index, room.node_id, room.node_name, room.ip)
         for member, room in zip(members(job.spec), event.assignments, strict=True)
     )
-    placed = job.entered(JobState.PLACING, Reason.PLACED, event.at)
-    placed = replace(placed, reservation=job.reservation + 1, instances=instances, stage=0, pending=None)
-    placed = replace(placed, broken=None, failed_worlds=(), finish_by=None, relieved=False)
+    placed = _placed(replace(job, pending=None, not_before=None, group=None), instances, event.at)
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
 
 
+def _placed(job: Job, instances: tuple[Instance, ...], at: float) -> Job:
+    """Enter PLACING, with a name that was never used."""
+    return replace(
+        job.entered(JobState.PLACING, Reason.PLACED, at),
+        reservation=job.reservation + 1,
+        instances=instances,
+        stage=0,
+        broken=None,
+        failed_worlds=(),
+        finish_by=None,
+        relieved=False,
+    )
+
+
 def _deferred(job: Job, event: PlacementDeferred) -> Change:
-    if job.state is not JobState.QUEUED or job.pending == event.why:
+    if job.state is not JobState.QUEUED or job.held is not None or job.pending == event.why:
         return None
     return replace(job, pending=event.why, reason=Reason.WAITING), f"waiting: {event.why}"
 
@@ -249,6 +272,7 @@ def _lost(job: Job, event: InstanceLost) -> Change:
     if instance.state is InstanceState.LOST or instance.closed:
         return None
     lost = job.with_instance(event.instance, state=InstanceState.LOST, closed=True, note=event.why)
+    lost = replace(lost, fenced_until=_later(job.fenced_until, event.until))
     told = f"{event.instance} on {instance.node_name} was lost: {event.why}"
     if job.state is JobState.STOPPING:
         return lost, told
@@ -262,12 +286,65 @@ def _released(job: Job, event: NodesReleased) -> Change:
     nothing_left = all(item.closed for item in job.instances)
     if job.state is not JobState.STOPPING or job.after is None or not nothing_left:
         return None
-    if job.after is JobState.QUEUED:
-        queued = job.entered(JobState.QUEUED, Reason.WAITING, event.at)
-        return replace(queued, after=None, instances=(), forced=False), "back in the queue"
-    ended = job.entered(job.after, job.reason, event.at)
-    summary = job.verdict.summary if job.verdict else "every start command that decides exited 0"
-    return replace(ended, ended_at=event.at, after=None, pending=None), summary
+    if event.kept and job.after is not JobState.PLACING:  # it is to be given back after all
+        return None
+    match job.after:
+        case JobState.PLACING if event.kept:
+            return _on_the_same_nodes(_recorded(job, event.at), event.at)
+        case JobState.QUEUED | JobState.PLACING:
+            return _back_in_the_queue(_recorded(job, event.at), event.at)
+        case final:
+            job = _recorded(job, event.at)
+            summary = job.verdict.summary if job.verdict else "every start command that decides exited 0"
+            ended = job.entered(final, job.reason, event.at)
+            return replace(ended, ended_at=event.at, after=None, pending=None, held=None), summary
+
+
+def _recorded(job: Job, at: float) -> Job:
+    """Put the attempt that has ended to those that are past; one that never began is none."""
+    if not _has_begun(job):
+        return job
+    outcome, _ = ENDS[job.reason]
+    told = AttemptInfo(
+        number=job.attempt,
+        outcome=outcome,
+        reason=job.reason,
+        summary=job.verdict.summary if job.verdict else "every start command that decides exited 0",
+        exit_code=job.verdict.exit_code if job.verdict else 0,
+        nodes=tuple(item.node_name for item in job.instances),
+        ended_at=at,
+    )
+    return replace(job, past=(*job.past, told)[-PAST_KEPT:])
+
+
+def _has_begun(job: Job) -> bool:
+    return any(item.facts is not None for item in job.instances)
+
+
+def _next(job: Job) -> Job:
+    """Forget how the attempt has ended."""
+    number = job.attempt + 1 if _has_begun(job) else job.attempt
+    return replace(job, attempt=number, after=None, forced=False, verdict=None, failed_at=None)
+
+
+def _back_in_the_queue(job: Job, at: float) -> Change:
+    waits = job.entered(JobState.QUEUED, Reason.WAITING if job.held is None else Reason.HELD, at)
+    queued_at = at if _has_begun(job) else job.queued_at
+    queued = replace(_next(waits), instances=(), queued_at=queued_at, group=None, pending=job.held)
+    queued = replace(queued, not_before=_later(job.not_before, job.fenced_until), fenced_until=None)
+    return queued, "back in the queue" + (f": {job.held}" if job.held else "")
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    return max((at for at in (one, other) if at is not None), default=None)
+
+
+def _on_the_same_nodes(job: Job, at: float) -> Change:
+    instances = tuple(
+        Instance(item.name, item.group, item.role, item.index, item.node_id, item.node_name, item.ip)
+        for item in job.instances
+    )
+    return _placed(replace(_next(job), group=job.group_id), instances, at), "on the same nodes again"
 
 
 def _stop_requested(job: Job, event: StopRequested) -> Change:
@@ -275,15 +352,67 @@ def _stop_requested(job: Job, event: StopRequested) -> Change:
     if job.state is not JobState.STOPPING:
         stopped, message = stop(job, event.at, verdict, because=event.why)
         return replace(stopped, forced=event.force), message
-    if job.after is JobState.QUEUED:
+    if job.after in (JobState.QUEUED, JobState.PLACING):
         job = replace(job, after=JobState.STOPPED, reason=Reason.STOP_REQUESTED, verdict=verdict)
         return replace(job, forced=job.forced or event.force), f"stop requested: {event.why}"
     if event.force and not job.forced:
-        job = replace(job, forced=True, since=event.at, finish_by=None)
+        job = replace(job, forced=True, since=event.at, finish_by=None, unwanted=True)
         return job, f"forced: {event.why}"
     if job.finish_by is not None:
         return replace(job, since=event.at, finish_by=None), f"stop requested: {event.why}"
+    if _will_be_tried_again(job):
+        return replace(job, unwanted=True), f"stop requested: {event.why}; there will be no further attempt"
     return None
+
+
+def _held(job: Job, event: Held) -> Change:
+    if job.state is not JobState.QUEUED or job.held is not None:
+        return None
+    return replace(job, held=event.why, pending=event.why, reason=Reason.HELD), event.why
+
+
+def _let_go(job: Job, event: LetGo) -> Change:
+    if job.held is None:
+        return None
+    job = replace(job, held=None, pending=None)
+    if job.state is JobState.QUEUED:
+        job = replace(job, reason=Reason.WAITING, queued_at=event.at)
+    return job, event.why
+
+
+def _suspended(job: Job, event: Suspended) -> Change:
+    if job.held is not None:
+        return None
+    match job.state:
+        case JobState.QUEUED:
+            return _held(job, Held(event.at, event.why))
+        case JobState.STOPPING if job.after in (JobState.QUEUED, JobState.PLACING):
+            return replace(job, held=event.why, after=JobState.QUEUED), event.why
+        case JobState.STOPPING if _will_be_tried_again(job):
+            return replace(job, held=event.why), event.why
+        case JobState.STOPPING:
+            return None
+    verdict = Verdict(reason=Reason.SUSPENDED, summary=event.why)
+    stopped, message = stop(job, event.at, verdict, because=event.why)
+    return replace(stopped, held=event.why), message
+
+
+def _preempted(job: Job, event: Preempted) -> Change:
+    if job.state in (JobState.QUEUED, JobState.STOPPING):
+        return None
+    why = f"makes room for {event.for_job}, which has a higher priority"
+    return stop(job, event.at, Verdict(reason=Reason.PREEMPTED, summary=why), because=why)
+
+
+def _priority_changed(job: Job, event: PriorityChanged) -> Change:
+    if job.state is not JobState.QUEUED or job.spec.priority == event.priority:
+        return None
+    return replace(job, spec=job.spec.model_copy(update={"priority": event.priority})), event.why
+
+
+def _will_be_tried_again(job: Job) -> bool:
+    failing = job.state is JobState.STOPPING and job.after is JobState.FAILED
+    return failing and not job.unwanted and again(job) is not None
 
 
 def _time_passed(job: Job, event: TimePassed) -> Change:
@@ -300,7 +429,8 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
         case JobState.STOPPING if not job.forced:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
-            return give_up(job), "instances that do not answer are given up as lost"
+            given_up = replace(give_up(job), fenced_until=_later(job.fenced_until, event.at + FENCE_S))
+            return given_up, "instances that do not answer are given up as lost"
         case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
             return stop_broken(job, job.fault, event.at)
         case JobState.RUNNING if (left := left_early(job)) is not None and event.at >= left.until:
@@ -329,6 +459,11 @@ _HANDLERS: dict[type, Callable[..., Change]] = {
     InstanceLost: _lost,
     NodesReleased: _released,
     StopRequested: _stop_requested,
+    Held: _held,
+    LetGo: _let_go,
+    Suspended: _suspended,
+    Preempted: _preempted,
+    PriorityChanged: _priority_changed,
     TimePassed: _time_passed,
 }
 
@@ -348,8 +483,26 @@ def _settle(job: Job, at: float) -> Change:
             return succeed(job, at)
         case JobState.STOPPING if job.finish_by is not None and not still_finishing(job):
             return replace(job, finish_by=None, since=at), None
+        case JobState.STOPPING if _will_be_tried_again(job) and all(item.closed for item in job.instances):
+            return _try_again(job, at)
         case _:
             return None
+
+
+def _try_again(job: Job, at: float) -> Change:
+    """Only now it is known why the attempt has failed: news of what had happened before may have come until now."""
+    following = again(job)
+    assert following is not None
+    counted = following.budget is Budget.PROGRAM
+    job = replace(
+        job,
+        after=JobState.PLACING if following.keeps_nodes else JobState.QUEUED,
+        retries=job.retries + counted,
+        infra_retries=job.infra_retries + (not counted),
+        not_before=at + following.pause_s if following.pause_s else None,
+        avoided=suspects(job),
+    )
+    return job, str(following)
 
 
 def _begin(job: Job, at: float) -> Change:

@@ -14,10 +14,20 @@ VIEW_BYTES = 1 << 20
 
 
 class LogView:
-    """The lines of a job's current attempt, of all its instances, of one or of a group, from where the view stands."""
+    """The lines of a job, of all its instances, of one or of a group, from where the view stands.
+
+    It begins with the current attempt and follows the job into further ones; with ``attempt`` it shows that one alone.
+    """
 
     def __init__(
-        self, reader: Reader, job_id: str, *, instance: str | None, group: str | None, prefix: bool
+        self,
+        reader: Reader,
+        job_id: str,
+        *,
+        instance: str | None,
+        group: str | None,
+        prefix: bool,
+        attempt: int | None = None,
     ) -> None:
         self._reader = reader
         self._job_id = job_id
@@ -25,10 +35,13 @@ class LogView:
         self._group = group
         self._shown: tuple[str, ...] | None = None
         self._prefix = prefix
-        self._attempt = 0
+        self._alone = attempt is not None
         self._offsets: dict[str, int] = {}
         self._splitters: dict[str, LineSplitter] = {}
-        self._look()
+        current = self._look().attempt
+        self._attempt = current if attempt is None else attempt
+        if self._attempt > current:
+            raise UsageError(f"job {job_id} has had no attempt {attempt}; the current one is {current}")
 
     def tail(self, lines: int) -> Iterator[str]:
         """Yield the last lines of each instance; the view then stands at the end of what was there."""
@@ -47,19 +60,25 @@ class LogView:
         yield from self._close()
 
     def follow(self) -> Iterator[str]:
-        """Yield lines as they come, until the job has ended and everything was read."""
+        """Yield lines as they come, until the job (or the one attempt) has ended and everything was read."""
         while True:
-            ended = self._look().over
+            info = self._look()
+            ended = info.over or info.attempt > self._attempt
             before = dict(self._offsets)
             yield from self._read(0.0 if ended else POLL_S)
-            if ended and before == self._offsets:
-                break
-        yield from self._close()
+            if not ended or before != self._offsets:
+                continue
+            yield from self._close()
+            if self._alone or info.attempt == self._attempt:
+                return
+            self._attempt += 1
+            self._offsets, self._splitters = {}, {}
 
     def _look(self) -> JobInfo:
         info = self._reader.info(self._job_id)
-        self._attempt = info.attempt
-        if self._instance is not None or self._group is not None:
+        if (self._instance is not None or self._group is not None) and (
+            info.instances or self._shown is None
+        ):
             self._shown = tuple(item.name for item in info.instances if self._shows(item))
             self._refuse_unknown(info)
         return info

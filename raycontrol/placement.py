@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TypeAlias
 
 from raycontrol.spec import Member, Placement, Resources
+from raycontrol.wording import counted
 
 EPSILON = 1e-6
 
@@ -40,11 +43,15 @@ class NoRoom:
     never: bool
 
 
+Amounts: TypeAlias = Mapping[str, float]
+"""By Ray's resource names."""
+
+
 def demand(resources: Resources) -> dict[str, float]:
-    """Return what one instance takes, by Ray's resource names."""
+    """Return what one instance takes, by Ray's resource names: the scarcest first, which rules out most nodes."""
     wanted = {
-        "CPU": float(resources.cpu),
         "GPU": float(resources.gpu),
+        "CPU": float(resources.cpu),
         "memory": float(resources.memory or 0),
     }
     return {name: amount for name, amount in wanted.items() if amount > 0}
@@ -58,28 +65,54 @@ def place(
     ``strict`` gives every instance a node of its own, ``pack`` fills the fullest nodes first. Inside a group
     instances follow the order of node names, so that neighbours in rank are neighbours by name.
     """
-    find = _match if placement is Placement.STRICT else _pack
-    chosen = find(members, nodes, {node.id: node.free for node in nodes})
-    if chosen is not None:
-        return _in_name_order(members, chosen)
-    empty = find(members, nodes, {node.id: node.total for node in nodes})
-    return NoRoom(_explain(members, placement, nodes, never=empty is None), never=empty is None)
+    found = find(members, placement, nodes)
+    if found is not None:
+        return found
+    never = not could_ever(members, placement, nodes)
+    return NoRoom(explain(members, placement, nodes, never=never), never=never)
+
+
+def find(
+    members: Sequence[Member], placement: Placement, nodes: Sequence[Node], soonest: Amounts | None = None
+) -> tuple[Assignment, ...] | None:
+    """Return a node for every member, or None, without a reason. By ``soonest`` nodes (their ids) are taken before
+    others whatever is free on them, the lowest number first."""
+    chosen = _FINDERS[placement](members, nodes, attrgetter("free"), soonest or {})
+    return None if chosen is None else _in_name_order(members, chosen)
+
+
+def could_ever(members: Sequence[Member], placement: Placement, nodes: Sequence[Node]) -> bool:
+    """Whether the nodes, empty, could run the gang."""
+    return _FINDERS[placement](members, nodes, attrgetter("total"), {}) is not None
 
 
 def reserve(
     nodes: Sequence[Node], members: Sequence[Member], assignments: Sequence[Assignment]
 ) -> tuple[Node, ...]:
     """Return the nodes with what the assignments take subtracted from what is free."""
-    free = {node.id: dict(node.free) for node in nodes}
+    taking = {room.node_id for room in assignments}
+    free = {node.id: dict(node.free) for node in nodes if node.id in taking}
     for member, room in zip(members, assignments, strict=True):
         if room.node_id in free:
-            _take(free[room.node_id], demand(member.resources))
-    return tuple(Node(n.id, n.name, n.ip, n.total, free[n.id], n.labels) for n in nodes)
+            take(free[room.node_id], demand(member.resources))
+    return tuple(with_free(node, free[node.id]) if node.id in free else node for node in nodes)
 
 
-def _fits(wanted: Mapping[str, float], room: Mapping[str, float]) -> bool:
-    amounts = all(room.get(name, 0.0) + EPSILON >= amount for name, amount in wanted.items())
-    return amounts and _has_gpu(wanted.get("GPU", 0.0), room.get("GPU", 0.0))
+def with_free(node: Node, free: Amounts) -> Node:
+    return Node(node.id, node.name, node.ip, node.total, free, node.labels)
+
+
+def hardest(members: Iterable[Member]) -> Member:
+    """Return the member that asks for most."""
+    return max(members, key=lambda item: (item.resources.gpu, item.resources.cpu, item.resources.memory or 0))
+
+
+def fits(wanted: Amounts, room: Amounts) -> bool:
+    """Whether one instance fits into what is free on one node."""
+    for name, amount in wanted.items():  # no generator: asked for every node
+        if room.get(name, 0.0) + EPSILON < amount:
+            return False
+    return _has_gpu(wanted.get("GPU", 0.0), room.get("GPU", 0.0))
 
 
 def _has_gpu(share: float, free: float) -> bool:
@@ -88,12 +121,13 @@ def _has_gpu(share: float, free: float) -> bool:
     return share >= 1 or free + EPSILON >= 1 or rest + EPSILON >= share
 
 
-def _take(room: dict[str, float], wanted: Mapping[str, float]) -> None:
+def take(room: dict[str, float], wanted: Amounts) -> None:
+    """Subtract what one instance takes from what is free on its node."""
     for name, amount in wanted.items():
         room[name] = room.get(name, 0.0) - (_gpu_taken(amount, room) if name == "GPU" else amount)
 
 
-def _gpu_taken(share: float, room: Mapping[str, float]) -> float:
+def _gpu_taken(share: float, room: Amounts) -> float:
     """Return by how much the free GPUs become less. A share that has to begin a GPU leaves of the one that was begun
     before nothing that could be added to it, so that rest is given up."""
     free = room.get("GPU", 0.0)
@@ -103,16 +137,21 @@ def _gpu_taken(share: float, room: Mapping[str, float]) -> float:
 
 
 def _match(
-    members: Sequence[Member], nodes: Sequence[Node], room: Mapping[str, Mapping[str, float]]
+    members: Sequence[Member],
+    nodes: Sequence[Node],
+    room: Callable[[Node], Amounts],
+    soonest: Amounts,
 ) -> dict[str, Node] | None:
     """Give every member a node of its own: bipartite matching by augmenting paths, fullest nodes tried first.
 
     A free node is taken before another member is asked to move, so that a gang of equals fills nodes in order.
     """
-    if len(members) > len(nodes):
+    kinds = _kinds(members)
+    fitting = [node for node in nodes if _fits_one(kinds, room(node))]
+    if len(members) > len(fitting):
         return None
-    asked = {name for member in members for name in demand(member.resources)}
-    order = sorted(nodes, key=lambda node: (_emptiness(node, room[node.id], asked), node.name))
+    asked = {name for wanted in kinds for name in wanted}
+    order = sorted(fitting, key=lambda node: _preference(node, room(node), asked, soonest))
     chosen: dict[str, Node] = {}
     holder: dict[str, Member] = {}
     for member in members:
@@ -124,10 +163,21 @@ def _match(
     return chosen
 
 
+def _kinds(members: Iterable[Member]) -> list[dict[str, float]]:
+    """Return what members ask for, each kind once."""
+    return list({tuple(wanted.items()): wanted for wanted in (demand(m.resources) for m in members)}.values())
+
+
+def _fits_one(kinds: Sequence[Amounts], room: Amounts) -> bool:
+    if len(kinds) == 1:
+        return fits(kinds[0], room)
+    return any(fits(wanted, room) for wanted in kinds)
+
+
 def _augmenting_path(
     member: Member,
     order: Sequence[Node],
-    room: Mapping[str, Mapping[str, float]],
+    room: Callable[[Node], Amounts],
     holder: Mapping[str, Member],
 ) -> list[tuple[Node, Member]] | None:
     """Return who takes which node so that ``member`` gets one too, or None: breadth first, so that few must move."""
@@ -137,7 +187,7 @@ def _augmenting_path(
     for mover in movers:  # grows while it is walked
         wanted = demand(mover.resources)
         for node in order:
-            if node.id in asked_by or not _fits(wanted, room[node.id]):
+            if node.id in asked_by or not fits(wanted, room(node)):
                 continue
             asked_by[node.id] = node, mover
             if node.id not in holder:
@@ -160,32 +210,42 @@ def _walk_back(
 
 
 def _pack(
-    members: Sequence[Member], nodes: Sequence[Node], room: Mapping[str, Mapping[str, float]]
+    members: Sequence[Member],
+    nodes: Sequence[Node],
+    room: Callable[[Node], Amounts],
+    soonest: Amounts,
 ) -> dict[str, Node] | None:
     """Put the most demanding members first, each on the fullest node that still has room."""
-    free = {node.id: dict(room[node.id]) for node in nodes}
+    kinds = _kinds(members)
+    fitting = [node for node in nodes if _fits_one(kinds, room(node))]
+    free = {node.id: dict(room(node)) for node in fitting}
     chosen: dict[str, Node] = {}
     for member in sorted(members, key=lambda item: (-item.resources.gpu, -item.resources.cpu, item.index)):
         wanted = demand(member.resources)
-        fitting = [node for node in nodes if _fits(wanted, free[node.id])]
-        if not fitting:
+        able = [node for node in fitting if fits(wanted, free[node.id])]
+        if not able:
             return None
-        node = min(fitting, key=lambda item: (_emptiness(item, free[item.id], wanted), item.name))
-        _take(free[node.id], wanted)
+        node = min(able, key=lambda item: _preference(item, free[item.id], wanted, soonest))
+        take(free[node.id], wanted)
         chosen[member.name] = node
     return chosen
 
 
-def _emptiness(
-    node: Node, room: Mapping[str, float], asked: Collection[str]
-) -> tuple[bool, float, float, float]:
+_FINDERS = {Placement.STRICT: _match, Placement.PACK: _pack}
+
+
+def _preference(
+    node: Node, room: Amounts, asked: Collection[str], soonest: Amounts
+) -> tuple[float, bool, float, float, float, str]:
     """Nodes that nobody uses come last, however small they are: they stay whole for those who need whole ones.
 
     Memory counts only where it is asked for: Ray's figures differ by some bytes between machines that are equal.
     """
-    untouched = all(room.get(name, 0.0) + EPSILON >= node.total.get(name, 0.0) for name in ("GPU", "CPU"))
+    gpu, cpu = room.get("GPU", 0.0), room.get("CPU", 0.0)
+    total = node.total
+    untouched = gpu + EPSILON >= total.get("GPU", 0.0) and cpu + EPSILON >= total.get("CPU", 0.0)
     memory = room.get("memory", 0.0) if "memory" in asked else 0.0
-    return untouched, room.get("GPU", 0.0), room.get("CPU", 0.0), memory
+    return soonest.get(node.id, 0.0), untouched, gpu, cpu, memory, node.name
 
 
 def _in_name_order(members: Sequence[Member], chosen: Mapping[str, Node]) -> tuple[Assignment, ...]:
@@ -201,34 +261,35 @@ def _in_name_order(members: Sequence[Member], chosen: Mapping[str, Node]) -> tup
     return tuple(assignments)
 
 
-def _explain(members: Sequence[Member], placement: Placement, nodes: Sequence[Node], *, never: bool) -> str:
-    """Say what is missing, in words that a person can act on."""
+def explain(
+    members: Sequence[Member],
+    placement: Placement,
+    nodes: Sequence[Node],
+    *,
+    never: bool,
+    fitting: int | None = None,
+) -> str:
+    """Say what is missing, in words that a person can act on; ``fitting``: how many nodes can take the most demanding
+    instance, if that is known."""
     if not nodes:
         return "the cluster has no living node"
-    hardest = max(
-        members, key=lambda item: (item.resources.gpu, item.resources.cpu, item.resources.memory or 0)
-    )
-    wanted = demand(hardest.resources)
-    field_name = "total" if never else "free"
-    fitting = sum(_fits(wanted, getattr(node, field_name)) for node in nodes)
+    wanted = demand(hardest(members).resources)
+    room = attrgetter("total") if never else attrgetter("free")
+    if fitting is None:
+        fitting = sum(fits(wanted, room(node)) for node in nodes)
     word = "" if never else " free"
-    needs = f"needs {_count(len(members), 'instance')} with {_amounts(wanted)}{word}"
+    needs = f"needs {counted(len(members), 'instance')} with {_amounts(wanted)}{word}"
     if placement is Placement.STRICT:
-        text = f"{needs}, each on a node of its own; {fitting} of {_count(len(nodes), 'node')} can take one"
-        if never and _pack(members, nodes, {node.id: node.total for node in nodes}) is not None:
+        text = f"{needs}, each on a node of its own; {fitting} of {counted(len(nodes), 'node')} can take one"
+        if never and could_ever(members, Placement.PACK, nodes):
             text += "; `placement: pack` (or `--set placement=pack`) lets instances share a node"
     else:
-        text = f"{needs}; the {_count(len(nodes), 'node')} together cannot take all of them"
-    return ("the cluster as it is can never run it: " if never else "") + text
+        text = f"{needs}; the {counted(len(nodes), 'node')} together cannot take all of them"
+    return ("infeasible now: " if never else "") + text
 
 
-def _amounts(wanted: Mapping[str, float]) -> str:
-    words = {"CPU": "cpu", "GPU": "gpu"}
-    parts = [f"{words[name]} {amount:g}" for name, amount in wanted.items() if name in words]
+def _amounts(wanted: Amounts) -> str:
+    parts = [f"{name.lower()} {wanted[name]:g}" for name in ("CPU", "GPU") if name in wanted]
     if "memory" in wanted:
         parts.append(f"memory {wanted['memory'] / 2**30:.3g} GiB")
     return ", ".join(parts)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

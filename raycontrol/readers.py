@@ -16,7 +16,7 @@ from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.job import Submission
 from raycontrol.jobrows import read_info, read_infos, read_job
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState, Metrics
+from raycontrol.status import Event, JobInfo, JobState, Metrics, QueueEntry, Wish
 from raycontrol.store import JobRow, Store
 
 POLL_S = 0.2
@@ -96,6 +96,15 @@ class Door(Reader, Protocol):
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         """Return the cluster's nodes; see ``Client.nodes``."""
 
+    def queue(self) -> list[QueueEntry]:
+        """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
+
+    def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:
+        """Hold, release, suspend or resume a job; raises JobNotFound, and UsageError where its state does not allow it."""
+
+    def set_priority(self, job_id: str, priority: int, why: str) -> JobInfo:
+        """Give a waiting job another priority; raises as ``wish``."""
+
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str
     ) -> tuple[TokenInfo, str]:
@@ -113,9 +122,6 @@ class ServerDoor(Door, Protocol):
 
     def glance(self, job_id: str) -> JobInfo:
         """Return a job without what takes making its plan; raises JobNotFound."""
-
-    def queued(self) -> list[JobInfo]:
-        """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
 
     def running(self) -> list[JobInfo]:
         """Return the jobs that run on this cluster, oldest first."""
@@ -206,6 +212,15 @@ class ClusterDoor:
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         return self._ask(self._controller.nodes.remote(names, check))  # type: ignore[no-any-return]
 
+    def queue(self) -> list[QueueEntry]:
+        return self._ask(self._controller.queue.remote())  # type: ignore[no-any-return]
+
+    def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:
+        return self._ask(self._controller.wish.remote(job_id, wish, why))  # type: ignore[no-any-return]
+
+    def set_priority(self, job_id: str, priority: int, why: str) -> JobInfo:
+        return self._ask(self._controller.set_priority.remote(job_id, priority, why))  # type: ignore[no-any-return]
+
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str
     ) -> tuple[TokenInfo, str]:
@@ -219,9 +234,6 @@ class ClusterDoor:
 
     def glance(self, job_id: str) -> JobInfo:
         return self._ask(self._controller.glance.remote(job_id))  # type: ignore[no-any-return]
-
-    def queued(self) -> list[JobInfo]:
-        return self._ask(self._controller.queued.remote())  # type: ignore[no-any-return]
 
     def running(self) -> list[JobInfo]:
         return self._ask(self._controller.running.remote())  # type: ignore[no-any-return]

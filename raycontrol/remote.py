@@ -23,7 +23,7 @@ from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.httpcalls import Call, HttpCalls, about, as_json, given, segment
 from raycontrol.job import Submission
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState
+from raycontrol.status import Event, JobInfo, JobState, QueueEntry, Wish
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class MadeToken(BaseModel):
 JOB = TypeAdapter(JobInfo)
 PAGE = TypeAdapter(JobPage)
 EVENTS = TypeAdapter(list[Event])
+QUEUE = TypeAdapter(list[QueueEntry])
 NODES = TypeAdapter(list[NodeInfo])
 USAGE = TypeAdapter(dict[str, tuple[InstanceUsage, ...]])
 SIZES = TypeAdapter(dict[str, int])
@@ -165,6 +166,16 @@ class HttpDoor:
         return self._calls.read(
             JOB, about(job_id, "POST", "/stop", body=as_json({"why": why, "force": force}))
         )
+
+    def queue(self) -> list[QueueEntry]:
+        return self._calls.read(QUEUE, Call("GET", "/queue"))
+
+    def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:
+        return self._calls.read(JOB, about(job_id, "POST", f"/{wish}", body=as_json({"why": why})))
+
+    def set_priority(self, job_id: str, priority: int, why: str) -> JobInfo:
+        body = as_json({"priority": priority, "why": why})
+        return self._calls.read(JOB, about(job_id, "PUT", "/priority", body=body))
 
     def sizes_of_jobs(self) -> dict[str, int]:
         return self._calls.read(SIZES, Call("GET", "/sizes"))

@@ -1,4 +1,4 @@
-"""The queue at work: what is free is looked up, ``queue`` decides, and the waiting jobs are told."""
+"""The queue at work: what is free is looked up, ``queue`` decides, and the jobs are told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from raycontrol import placement, queue
 from raycontrol.duties import Cluster
-from raycontrol.events import NodesChosen, PlacementDeferred
+from raycontrol.events import JobEvent, NodesChosen, PlacementDeferred, Preempted
 from raycontrol.job import Job
 from raycontrol.ledger import Ledger
 from raycontrol.spec import members
@@ -24,14 +24,33 @@ QUEUE_POLL_S = 0.5
 class Scheduler:
     """Decides upon all waiting jobs whenever the ledger has news for the queue, and while jobs wait again and again."""
 
-    def __init__(self, ledger: Ledger, cluster: Cluster, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        cluster: Cluster,
+        clock: Callable[[], float],
+        rules: Callable[[], queue.Rules],
+    ) -> None:
         self._ledger = ledger
         self._cluster = cluster
         self._clock = clock
+        self._rules = rules
+        self._capacity = queue.Capacity()
+        self._waits: dict[str, queue.KeepWaiting] = {}
+        # What the queue works out of a job's spec, it remembers in these.
+        self._known_waiting: dict[str, queue.Waiting] = {}
+        self._known_running: dict[str, tuple[Job, queue.Running]] = {}
 
     def in_order(self) -> list[Job]:
         """Return the waiting jobs, in the order in which they are decided upon."""
         return [self._ledger.jobs[entry.job_id] for entry in queue.in_order(self._waiting())]
+
+    def why(self, job: Job) -> str | None:
+        """Return what the job waits for, as the queue saw it last: the store has it only as it was when its kind changed."""
+        found = self._waits.get(job.id)
+        if job.state is not JobState.QUEUED or job.held is not None or found is None:
+            return job.pending
+        return found.text
 
     async def rooms(self) -> tuple[placement.Node, ...]:
         """Return the living nodes with what is free on them."""
@@ -50,23 +69,71 @@ class Scheduler:
             self._ledger.look.clear()
 
     def _waiting(self) -> list[queue.Waiting]:
-        return [
-            queue.Waiting(job.id, job.spec, job.submitted_at)
-            for job in self._ledger.jobs.values()
-            if job.state is JobState.QUEUED
-        ]
+        now = self._clock()
+        jobs = [job for job in self._ledger.jobs.values() if job.state is JobState.QUEUED]
+        self._known_waiting = {job.id: _waiting(job, self._known_waiting.get(job.id), now) for job in jobs}
+        return list(self._known_waiting.values())
+
+    def _running(self) -> list[queue.Running]:
+        known, jobs = self._known_running, [job for job in self._ledger.jobs.values() if job.instances]
+        self._known_running = {
+            job.id: known[job.id] if job.id in known and known[job.id][0] is job else (job, _running(job))
+            for job in jobs
+        }
+        return [running for _, running in self._known_running.values()]
 
     async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
         nodes = await self.rooms()
         now = self._clock()
-        told = []
-        for decision in queue.decide(waiting, nodes):
+        decisions = queue.decide(waiting, nodes, self._running(), self._rules(), now, self._capacity)
+        waits = {one.job_id: one for one in decisions if isinstance(one, queue.KeepWaiting)}
+        news = {job_id for job_id, one in waits.items() if self._is_news(one)}
+        self._waits = waits
+        told: list[tuple[str, JobEvent]] = []
+        for decision in decisions:
             match decision:
                 case queue.PlaceNow(job_id, assignments):
-                    told.append(self._ledger.tell(job_id, NodesChosen(now, assignments)))
-                case queue.KeepWaiting(job_id, why):
-                    told.append(self._ledger.tell(job_id, PlacementDeferred(now, why)))
-        await asyncio.gather(*told)
+                    told.append((job_id, NodesChosen(now, assignments)))
+                case queue.Preempt(job_id, for_job):
+                    told.append((job_id, Preempted(now, for_job)))
+                case queue.KeepWaiting(job_id) if job_id in news:
+                    told.append((job_id, PlacementDeferred(now, decision.text)))
+        await asyncio.gather(*(self._ledger.tell(job_id, event) for job_id, event in told))
+
+    def _is_news(self, wait: queue.KeepWaiting) -> bool:
+        """Whether the job waits for something else than before: numbers change with every job that starts, and nobody
+        wants ten thousand jobs to tell of it."""
+        known = self._waits.get(wait.job_id)
+        return wait.kind is not queue.Wait.HELD and (known is None or known.kind is not wait.kind)
+
+
+def _waiting(job: Job, known: queue.Waiting | None, now: float) -> queue.Waiting:
+    """Return the job as the queue sees it: the one it has seen before, while nothing of it has changed."""
+    held, avoided = _held_back(job, now), frozenset(job.avoided)
+    if known is not None and known.spec is job.spec and (known.held, known.avoided) == (held, avoided):
+        return known
+    return queue.Waiting(job.id, job.spec, job.submitted_at, job.user, held, avoided)
+
+
+def _held_back(job: Job, now: float) -> str | None:
+    """Return why the queue is not to start the job."""
+    if job.held is not None or job.not_before is None or job.not_before <= now:
+        return job.held
+    return f"waits {job.not_before - now:.0f} s before its next attempt"
+
+
+def _running(job: Job) -> queue.Running:
+    limit_s = job.spec.timeouts.run_s
+    begun = job.since if job.state is JobState.RUNNING else None
+    return queue.Running(
+        job_id=job.id,
+        spec=job.spec,
+        user=job.user,
+        rooms=tuple(placement.Assignment(i.name, i.node_id, i.node_name, i.ip) for i in job.instances),
+        since=job.since,
+        ends_by=None if limit_s is None or begun is None else begun + limit_s,
+        stopping=job.state is JobState.STOPPING,
+    )
 
 
 def _less_our_own(nodes: Sequence[placement.Node], jobs: Iterable[Job]) -> tuple[placement.Node, ...]:

@@ -22,6 +22,7 @@ from ruamel.yaml.error import YAMLError
 from raycontrol import presets
 from raycontrol.errors import UsageError
 from raycontrol.specparts import Site
+from raycontrol.status import Policy
 
 FILE_NAME = "settings.yaml"
 DEFAULT_HOME = "~/.raycontrol"
@@ -38,6 +39,8 @@ class Settings:
     ``scratch`` is where instances work on their node (default: Ray's session folder); ``ray_tmpdir`` is below
     which folder Ray keeps its own. Jobs that leave it open get ``rdma_preset``, RDMA by itself only on nodes with
     ``rdma_min_gpus`` GPUs, and an event when their GPUs were idle for ``idle_gpu_warn_s`` seconds (0: none).
+    ``queue_policy`` says what a job that does not fit means for those behind it (``status.Policy``); at a time so many jobs
+    may have nodes, and so many GPUs: ``user_jobs`` and ``user_gpus`` of one user, ``all_jobs`` and ``all_gpus`` of all.
     ``url`` is where `raycontrol serve` answers, which clients then use instead of Ray, with ``token`` or what
     ``token_file`` holds; ``insecure_http`` lets them send it over plain http to other machines. ``sources`` says, by
     field, where a value that is not a default came from.
@@ -56,6 +59,11 @@ class Settings:
     rdma_preset: str = "auto"
     rdma_min_gpus: int = 8
     idle_gpu_warn_s: float = 600
+    queue_policy: str = "traverse"
+    user_jobs: int | None = None
+    user_gpus: float | None = None
+    all_jobs: int | None = None
+    all_gpus: float | None = None
     url: str | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
@@ -210,6 +218,13 @@ def _preset(raw: object) -> str:
     return str(raw)
 
 
+def _policy(raw: object) -> str:
+    try:
+        return str(Policy(raw))
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(Policy)}") from None
+
+
 def _flag(raw: object) -> bool:
     word = raw.lower() if isinstance(raw, str) else raw
     if word in (True, "1", "true"):
@@ -258,6 +273,11 @@ FIELDS: Mapping[str, Field] = {
     "rdma_preset": Field("RAYCONTROL_RDMA_PRESET", _preset),
     "rdma_min_gpus": Field("RAYCONTROL_RDMA_MIN_GPUS", _whole(1)),
     "idle_gpu_warn_s": Field("RAYCONTROL_IDLE_GPU_WARN_S", _amount),
+    "queue_policy": Field("RAYCONTROL_QUEUE_POLICY", _policy),
+    "user_jobs": Field("RAYCONTROL_USER_JOBS", _whole(1)),
+    "user_gpus": Field("RAYCONTROL_USER_GPUS", _amount),
+    "all_jobs": Field("RAYCONTROL_ALL_JOBS", _whole(1)),
+    "all_gpus": Field("RAYCONTROL_ALL_GPUS", _amount),
     "url": Field("RAYCONTROL_URL", checked_url),
     "token": Field("RAYCONTROL_TOKEN", checked_token, secret=True),
     "token_file": Field("RAYCONTROL_TOKEN_FILE", _path),

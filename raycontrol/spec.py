@@ -39,6 +39,7 @@ from raycontrol.specparts import (
     Rdma,
     RdmaField,
     Resources,
+    Retry,
     RunOn,
     SecretEnv,
     Site,
@@ -66,6 +67,7 @@ __all__ = [
     "RayOptions",
     "Rdma",
     "Resources",
+    "Retry",
     "RunOn",
     "Site",
     "Success",
@@ -120,9 +122,13 @@ class JobSpec(Part):
     placement: Placement = Placement.STRICT
     """strict: every instance on a node of its own; pack: several may share one."""
     priority: Annotated[Whole, Field(ge=0, le=9)] = 5
-    """0 (highest) to 9 (lowest). Stored and shown; this version starts jobs first in, first out."""
+    """0 (highest) to 9 (lowest)."""
+    preemptible: Bool = False
+    """Allow the job to be stopped for one of a higher priority; it goes back to the queue, and no retry is counted."""
     timeouts: Timeouts = Timeouts()
     """Limits in seconds."""
+    retry: Retry = Retry()
+    """Whether a job that has failed is tried again."""
     pipefail: Bool = True
     """A pipeline fails if any of its commands does (bash -o pipefail)."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)

@@ -139,6 +139,7 @@ Text = Annotated[str, Field(strict=True), _rule(_encodes, UTF8_RULE)]
 Bool = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+ExitCode = Annotated[int, Field(strict=True, ge=1, le=255)]
 FolderText = Annotated[Text, _not_blank, _no_nul]
 Name = Annotated[
     Text,
@@ -329,6 +330,28 @@ class Timeouts(Part):
     """Mode ps: how long an evaluator may go on when the job's work is done, for its last round."""
     idle_gpu_warn_s: Annotated[Number, Field(ge=0)] | None = None
     """Tell when an instance's GPUs have been idle for so long; 0 never; by default the site's."""
+
+
+class ExitCodes(Part):
+    """What exit codes of the start command mean; 128 and its number stands for a signal."""
+
+    retry: tuple[ExitCode, ...] = ()
+    """Only these are tried again; by default all but 0 are."""
+    fail: tuple[ExitCode, ...] = ()
+    """These are never tried again."""
+
+
+class Retry(Part):
+    """How often a job that has failed is tried again. Nodes and instances that were lost have a budget of their own."""
+
+    max: Annotated[Whole, Field(ge=0, le=1000)] = 0
+    """How often again after the program has failed."""
+    infra_max: Annotated[Whole, Field(ge=0, le=1000)] = 3
+    """How often again after a node or an instance was lost, or could not be made ready."""
+    exit_codes: ExitCodes = ExitCodes()
+    """Which exit codes of the program are tried again."""
+    backoff_s: Annotated[Number, Field(ge=0)] = 0
+    """Seconds before the first retry, twice as many before each further one, 600 at most; 0: at once, on the same nodes where they are sound."""
 
 
 class Rdma(Part):

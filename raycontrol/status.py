@@ -76,6 +76,9 @@ class Reason(Word):
     RUN_TIMEOUT = "RUN_TIMEOUT"
     START_TIMEOUT = "START_TIMEOUT"
     STOP_REQUESTED = "STOP_REQUESTED"
+    HELD = "HELD"
+    SUSPENDED = "SUSPENDED"
+    PREEMPTED = "PREEMPTED"
 
 
 class Model(BaseModel):
@@ -112,6 +115,18 @@ class Variable(Model):
     origin: str
 
 
+class AttemptInfo(Model):
+    """An attempt that has ended. ``number`` counts from 0, ``nodes`` are by INDEX, times are seconds since the epoch."""
+
+    number: int
+    outcome: Outcome
+    reason: Reason
+    summary: str
+    exit_code: int | None = None
+    nodes: tuple[str, ...] = ()
+    ended_at: float
+
+
 class InstanceInfo(Model):
     """One instance of a job's current (or last) attempt. ``note`` says, for example, that it was stopped because a peer failed.
 
@@ -138,7 +153,7 @@ class JobInfo(Model):
     ``exit_code`` is the code of the job's start command; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
     not ended and nobody is left to end it. ``outputs`` is a folder on the head, None while nothing was collected.
-    ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
+    ``attempts`` are those that have ended, the last 20. ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
     """
 
     id: str
@@ -161,6 +176,7 @@ class JobInfo(Model):
     outputs: str | None = None
     rdma: str | None = None
     abandoned: bool = False
+    attempts: tuple[AttemptInfo, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -181,6 +197,44 @@ class JobInfo(Model):
         if self.verdict is not None and self.verdict.signal is not None:
             return 128 + self.verdict.signal
         return self.exit_code or 125
+
+
+class Wish(Word):
+    """What a user may want of a job besides its end.
+
+    ``hold``: do not start it; ``suspend``: also stop it if it runs, and keep it in the queue; ``release`` and ``resume``
+    let such a job go on.
+    """
+
+    HOLD = "hold"
+    RELEASE = "release"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+
+
+class QueueEntry(Model):
+    """A job in the queue. ``position`` counts from 1 over the jobs of everybody; ``why`` says what it waits for."""
+
+    position: int
+    id: str
+    name: str
+    user: str
+    priority: int
+    submitted_at: float
+    why: str | None = None
+    held: bool = False
+
+
+class Policy(Word):
+    """What a job that does not fit yet means for those behind it.
+
+    ``fifo``: nothing overtakes it. ``traverse``: jobs of its own priority that fit may start, none of a lower one.
+    ``backfill``: whatever fits may start if it is over (``timeouts.run_s``) before it could delay anybody ahead.
+    """
+
+    FIFO = "fifo"
+    TRAVERSE = "traverse"
+    BACKFILL = "backfill"
 
 
 class Note(Model):

@@ -13,8 +13,10 @@ from raycontrol.status import InstanceState, JobState, Reason, Verdict
 FINAL_STATE = {
     Reason.COMPLETED: JobState.SUCCEEDED,
     Reason.STOP_REQUESTED: JobState.STOPPED,
+    Reason.SUSPENDED: JobState.QUEUED,
+    Reason.PREEMPTED: JobState.QUEUED,
 }
-"""Reasons that do not end as FAILED."""
+"""Where an attempt that ended for these reasons leads to; for all others it is FAILED."""
 
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""

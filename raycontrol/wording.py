@@ -1,4 +1,4 @@
-"""Sizes and lists in words, as every surface writes them."""
+"""Sizes, counts and lists in words, as every surface writes them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def some(items: Sequence[str], shown: int = SHOWN) -> str:
     """Return the first of many items, and how many more there are: ``a, b and 7 more``."""
     more = f" and {len(items) - shown} more" if len(items) > shown else ""
     return ", ".join(items[:shown]) + more
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number of things: ``1 node``, ``2 nodes``, ``0.5 GPUs``."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"

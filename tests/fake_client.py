@@ -15,7 +15,7 @@ from typing import Any
 from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
-from raycontrol.status import Event, InstanceInfo, InstanceState, JobInfo, JobState, Reason
+from raycontrol.status import Event, InstanceInfo, InstanceState, JobInfo, JobState, QueueEntry, Reason
 
 SUBMITTED_AT = 1_700_000_000.0
 
@@ -55,6 +55,7 @@ class FakeJob:
         self._lines: list[tuple[str, str]] = []
         self._usage: dict[str, tuple[InstanceUsage, ...]] = {}
         self._changed = threading.Condition()
+        self.wishes: list[str] = []
 
     def becomes(
         self,
@@ -134,6 +135,7 @@ class FakeJob:
         group: str | None = None,
         tail: int | None = None,
         prefix: bool = True,
+        attempt: int | None = None,
     ) -> Iterator[str]:
         of_group = group or ""
         lines = [
@@ -175,6 +177,27 @@ class FakeJob:
                 self.becomes(JobState.STOPPED, Reason.STOP_REQUESTED, ended_at=SUBMITTED_AT + 2)
         return self._info
 
+    def hold(self) -> JobInfo:
+        return self._wish("hold")
+
+    def release(self) -> JobInfo:
+        return self._wish("release")
+
+    def suspend(self) -> JobInfo:
+        return self._wish("suspend")
+
+    def resume(self) -> JobInfo:
+        return self._wish("resume")
+
+    def set_priority(self, priority: int) -> JobInfo:
+        return self._wish(f"priority {priority}")
+
+    def _wish(self, wish: str) -> JobInfo:
+        if self._info.state.terminal:
+            raise UsageError(f"job {self.id} has ended ({self._info.state})")
+        self.wishes.append(wish)
+        return self._info
+
 
 class FakeClient:
     """``next_job`` is what submit hands out; ``calls`` records what was asked."""
@@ -188,6 +211,7 @@ class FakeClient:
         self.known_nodes: list[NodeInfo] = []
         self.known_tokens: list[TokenInfo] = []
         self.token_error: Exception | None = None
+        self.waiting: list[QueueEntry] = []
 
     def __call__(self, address: str | None = None, *, embedded: bool = False) -> FakeClient:
         self.calls.append(("client", (address, embedded)))
@@ -257,6 +281,9 @@ class FakeClient:
         if found is None:
             raise UsageError(f"there is no token {name!r}")
         return found.model_copy(update={"revoked_at": SUBMITTED_AT + 1})
+
+    def queue(self) -> builtins.list[QueueEntry]:
+        return self.waiting
 
     def controller_status(self) -> dict[str, Any]:
         return {"running": True, "version": "0.1.0", "unfinished_jobs": 2, "pid": 7, "ray": "10.0.0.1:6379"}

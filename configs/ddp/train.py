@@ -24,6 +24,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="images per step, over all processes")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--checkpoint", type=Path, help="saved there after each epoch; training goes on from it"
+    )
     parser.add_argument("--local-rank", "--local_rank", type=int, help="given by torch.distributed.launch")
     return parser.parse_args()
 
@@ -66,6 +69,26 @@ def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Opt
     return (total[0] / total[1]).item()
 
 
+def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Go on from what rank 0 has saved, if it has; return how many epochs were done."""
+    found: list[dict | None] = [None]
+    if dist.get_rank() == 0 and path.exists():
+        found[0] = torch.load(path, weights_only=True)
+    dist.broadcast_object_list(found, src=0)
+    if found[0] is None:
+        return 0
+    model.load_state_dict(found[0]["model"])
+    optimizer.load_state_dict(found[0]["optimizer"])
+    return found[0]["epoch"]
+
+
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    """Put a new checkpoint in place of the old one: whoever stops us meanwhile leaves one of the two whole."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+    torch.save(state, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
     model.eval()
@@ -88,11 +111,16 @@ def main() -> None:
     if rank == 0:
         print(f"training on {len(train_data)} images with {world_size} processes", flush=True)
 
-    for epoch in range(1, args.epochs + 1):
+    done = resume(args.checkpoint, model.module, optimizer) if args.checkpoint else 0
+    if rank == 0 and done:
+        print(f"going on after epoch {done}", flush=True)
+    for epoch in range(done + 1, args.epochs + 1):
         sampler.set_epoch(epoch)
         loss = train_epoch(model, loader, optimizer)
         if rank == 0:
             print(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}", flush=True)
+            if args.checkpoint:
+                save(args.checkpoint, model.module, optimizer, epoch)
 
     if rank == 0:
         print(f"test accuracy {accuracy(model.module, test_data):.3f}", flush=True)

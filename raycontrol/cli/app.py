@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raycontrol.cli import controller, jobs, nodes, offline, run, serve, token, top
+from raycontrol.cli import controller, jobs, nodes, offline, queueing, run, serve, token, top
 
 
 class WithCommand(TyperCommand):
@@ -78,6 +78,12 @@ app.command(short_help="Print every change of a job.")(jobs.events)
 app.command(short_help="Show what running jobs use, live.")(top.top)
 app.command(short_help="Wait for a job's end, exit with its status.")(jobs.wait)
 app.command(short_help="Ask jobs to stop.")(jobs.stop)
+app.command(short_help="Show who waits for nodes, and for what.")(queueing.queue)
+app.command(short_help="Give a waiting job another priority.")(queueing.priority)
+app.command(short_help="Keep waiting jobs from being started.")(queueing.hold)
+app.command(short_help="Let held jobs go.")(queueing.release)
+app.command(short_help="Stop jobs, and keep them in the queue.")(queueing.suspend)
+app.command(short_help="Let suspended jobs go on.")(queueing.resume)
 app.command(cls=WithCommand, short_help="Print what a job would do; starts nothing.")(offline.plan)
 app.command(short_help="Print a job's variables for this shell.")(offline.env)
 app.command(short_help="Print the JSON Schema of a spec.")(offline.schema)

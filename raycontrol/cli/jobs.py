@@ -142,6 +142,15 @@ def logs(
             show_default=False,
         ),
     ] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            callback=options.at_least(0),
+            metavar="N",
+            help="Only this attempt, from 0.  [default: the current one, and with -f those after it]",
+            show_default=False,
+        ),
+    ] = None,
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
@@ -155,12 +164,20 @@ def logs(
       raycontrol logs -f digits-ab12cd
       raycontrol logs digits-ab12cd --instance worker-0 --tail 100
       raycontrol logs digits-ab12cd --group ps
+      raycontrol logs digits-ab12cd --attempt 0
     """
     services: Services = context.obj
     shown = instance is None if prefix is None else prefix
     with services.client(address) as client:
         job = _job(services, client, job_id)
-        lines = job.logs(follow=follow, instance=instance, group=group, tail=tail, prefix=shown or as_json)
+        lines = job.logs(
+            follow=follow,
+            instance=instance,
+            group=group,
+            tail=tail,
+            prefix=shown or as_json,
+            attempt=attempt,
+        )
         for line in lines:
             if as_json:
                 services.out.json_line(_log_document(line))
@@ -262,11 +279,17 @@ def stop(
         with says_when_offline(services, client):
             jobs = [client.job(job_id) for job_id in job_ids]  # a wrong id stops nothing
         stopped = [job.stop(force=force) for job in jobs]
+    print_states(services, stopped, as_json, single=len(job_ids) == 1)
+
+
+def print_states(services: Services, infos: list[JobInfo], as_json: bool, *, single: bool) -> None:
+    """Write a line each; as JSON one object where a ``single`` job was asked for, else a list."""
     if as_json:
-        documents = [info.model_dump(mode="json") for info in stopped]
-        services.out.json(documents[0] if len(documents) == 1 else documents)
+        documents = [info.model_dump(mode="json") for info in infos]
+        if documents or not single:
+            services.out.json(documents[0] if single else documents)
         return
-    for info in stopped:
+    for info in infos:
         _print_state(services, info)
 
 
@@ -395,7 +418,14 @@ def _print_state(services: Services, info: JobInfo) -> None:
 
 
 def _print_details(services: Services, info: JobInfo, usage: dict[str, InstanceUsage]) -> None:
-    from raycontrol.cli.render import INSTANCE_COLUMNS, details, instance_row, variable_lines, verdict_lines
+    from raycontrol.cli.render import (
+        INSTANCE_COLUMNS,
+        attempt_lines,
+        details,
+        instance_row,
+        variable_lines,
+        verdict_lines,
+    )
     from raycontrol.cli.topview import total
 
     out = services.out
@@ -412,6 +442,10 @@ def _print_details(services: Services, info: JobInfo, usage: dict[str, InstanceU
     if info.verdict is not None:
         out.line()
         for line in verdict_lines(info.verdict):
+            out.line(line)
+    if len(info.attempts) > (1 if info.over else 0):
+        out.line()
+        for line in attempt_lines(info.attempts):
             out.line(line)
 
 

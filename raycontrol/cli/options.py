@@ -130,7 +130,7 @@ Priority = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="0 to 9. Stored and shown; this version starts jobs first in, first out.  [default: 5]",
+        help="0 (comes first) to 9.  [default: 5]",
         show_default=False,
     ),
 ]

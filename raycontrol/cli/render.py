@@ -10,10 +10,20 @@ from raycontrol.wording import some
 
 if TYPE_CHECKING:
     from raycontrol.cli.output import Output
-    from raycontrol.status import Event, InstanceInfo, JobInfo, JobState, Reason, Verdict
+    from raycontrol.status import (
+        AttemptInfo,
+        Event,
+        InstanceInfo,
+        JobInfo,
+        JobState,
+        QueueEntry,
+        Reason,
+        Verdict,
+    )
 
 NODES_SHOWN = 4
 LIST_COLUMNS = ("ID", "STATE", "MODE", "USER", "SUBMITTED", "TOOK", "NOTE")
+QUEUE_COLUMNS = ("PLACE", "ID", "PRIORITY", "USER", "SUBMITTED", "WAITS FOR")
 STATE_WIDTH = len("STOPPING (INSTANCE_FAILED)")
 INSTANCE_COLUMNS = ("INSTANCE", "GROUP", "ROLE", "NODE", "IP", "STATE", "ENDED WITH", "NOTE")
 NOTE_WIDTH = 200
@@ -54,7 +64,7 @@ def nodes_line(info: JobInfo) -> str:
 
 def with_reason(state: JobState, reason: Reason) -> str:
     """Return ``STOPPING (STOP_REQUESTED)``, or the state alone where the reason only says it again."""
-    waits = state == "QUEUED" and reason == "WAITING"
+    waits = state == "QUEUED" and reason in ("WAITING", "HELD")
     return f"{state} ({reason})" if waits or state == "STOPPING" or state.terminal else state
 
 
@@ -68,6 +78,26 @@ def list_row(info: JobInfo, now: float) -> tuple[str, ...]:
         _took(info, now),
         _note(info),
     )
+
+
+def queue_row(entry: QueueEntry, now: float) -> tuple[str, ...]:
+    return (
+        str(entry.position),
+        entry.id,
+        str(entry.priority),
+        entry.user,
+        ago(entry.submitted_at, now),
+        _cut(_one_line(entry.why or "")),
+    )
+
+
+def attempt_lines(attempts: Sequence[AttemptInfo]) -> list[str]:
+    """Return a line for each attempt that has ended: its number, outcome, nodes, and why."""
+    return [
+        f"attempt {one.number}: {one.outcome}, {moment(one.ended_at)}, on {some(one.nodes, NODES_SHOWN)}: "
+        f"{_cut(_one_line(one.summary))}"
+        for one in attempts
+    ]
 
 
 def details(info: JobInfo, now: float) -> dict[str, str | None]:

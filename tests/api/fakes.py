@@ -33,7 +33,7 @@ from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.job import Submission
 from raycontrol.logs import JobFolder
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, Histogram, JobInfo, JobState, Metrics, Reason
+from raycontrol.status import Event, Histogram, JobInfo, JobState, Metrics, QueueEntry, Reason, Wish
 from tests.fake_client import instance, job_info
 from tests.support import wait_until
 
@@ -120,8 +120,36 @@ class FakeDoor:
         self.asked_for_glances += 1
         return self._job(job_id)
 
-    def queued(self) -> list[JobInfo]:
-        return self._own(JobState.QUEUED)
+    def queue(self) -> list[QueueEntry]:
+        waiting = sorted(self._own(JobState.QUEUED), key=lambda job: (job.priority, job.submitted_at))
+        return [
+            QueueEntry(
+                position=position,
+                id=job.id,
+                name=job.name,
+                user=job.user,
+                priority=job.priority,
+                submitted_at=job.submitted_at,
+                why=job.pending,
+                held=job.reason is Reason.HELD,
+            )
+            for position, job in enumerate(waiting, start=1)
+        ]
+
+    def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:
+        job = self._job(job_id)
+        if wish is Wish.HOLD and job.state is not JobState.QUEUED:
+            raise UsageError(f"job {job_id} is {job.state}")
+        self.calls.append((str(wish), job_id, why))
+        return job
+
+    def set_priority(self, job_id: str, priority: int, why: str) -> JobInfo:
+        job = self._job(job_id)
+        if job.state is not JobState.QUEUED:
+            raise UsageError(f"job {job_id} is {job.state}")
+        self.calls.append(("priority", job_id, priority, why))
+        self._jobs[job_id] = job.model_copy(update={"priority": priority})
+        return self._jobs[job_id]
 
     def running(self) -> list[JobInfo]:
         return self._own(JobState.RUNNING)

@@ -208,6 +208,34 @@ def test_stopping_tells_why_and_who(api: Api) -> None:
     ]
 
 
+def test_a_waiting_job_is_held_let_go_and_given_another_priority(api: Api) -> None:
+    api.door.put(adas_job(JobState.QUEUED))
+    path = "/api/v1/jobs/digits-ab12cd"
+    for wish in ("hold", "release", "suspend", "resume"):
+        assert api.post(f"{path}/{wish}", by="user").status_code == 200
+    changed = api.request("PUT", f"{path}/priority", by="user", json={"priority": 2, "why": "urgent"})
+    assert (changed.status_code, changed.json()["priority"]) == (200, 2)
+    assert api.door.calls == [
+        ("hold", "digits-ab12cd", "held by ada over HTTP"),
+        ("release", "digits-ab12cd", "released by ada over HTTP"),
+        ("suspend", "digits-ab12cd", "suspended by ada over HTTP"),
+        ("resume", "digits-ab12cd", "resumed by ada over HTTP"),
+        ("priority", "digits-ab12cd", 2, "urgent"),
+    ]
+
+
+def test_what_the_job_s_state_does_not_allow_is_a_conflict(api: Api) -> None:
+    api.door.put(adas_job(JobState.RUNNING))
+    path = "/api/v1/jobs/digits-ab12cd"
+    for answer in (
+        api.post(f"{path}/hold", by="user"),
+        api.request("PUT", f"{path}/priority", by="user", json={"priority": 2}),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:raycontrol:conflict")
+        assert answer.json()["detail"] == "job digits-ab12cd is RUNNING"
+    assert api.request("PUT", f"{path}/priority", json={"priority": 10}).status_code == 422
+
+
 def test_only_an_ended_job_can_be_removed(api: Api) -> None:
     api.door.put(adas_job())
     refused = api.request("DELETE", "/api/v1/jobs/digits-ab12cd", by="user")

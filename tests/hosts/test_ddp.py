@@ -124,3 +124,21 @@ def in_a_shared_folder(cluster: Cluster, script: Path) -> Path:
     copy = folder / script.name
     copy.write_text(script.read_text())
     return copy
+
+
+def test_a_training_that_fails_goes_on_from_its_checkpoint(cluster: Cluster) -> None:
+    """The config itself, but that its first attempt ends with 1 after two epochs."""
+    line = (
+        "torchrun train.py --epochs $((2 + 2 * RAYCONTROL_ATTEMPT)) --checkpoint $RAYCONTROL_OUTPUT_DIR/checkpoint.pt"
+        " && [ $RAYCONTROL_ATTEMPT = 1 ]"
+    )
+    ran = succeeded(cluster, 0, CONFIGS / "resume.yaml", "--set", f"command={line}")
+    assert [attempt["outcome"] for attempt in ran.info["attempts"]] == ["FAILED", "SUCCEEDED"]
+    told = [line for line in ran.lines("master-0") if line.startswith(("epoch", "going on"))]
+    assert [line.partition("  ")[0] for line in told] == [
+        "epoch 1/2",
+        "epoch 2/2",
+        "going on after epoch 2",
+        "epoch 3/4",
+        "epoch 4/4",
+    ]

@@ -87,7 +87,8 @@ def broken_route(cluster: Cluster) -> Iterator[None]:
 def test_hosts_that_cannot_reach_each_other_are_named_before_anything_starts(
     cluster: Cluster, busy_head: None, broken_route: None
 ) -> None:
-    ran = jobs.run(cluster, 0, "--nodes", "2", "--gpu", "8", "--", "echo never")
+    once = ("--set", "retry.infra_max=0")
+    ran = jobs.run(cluster, 0, "--nodes", "2", "--gpu", "8", *once, "--", "echo never")
     assert (ran.info["state"], ran.info["reason"], ran.status) == ("FAILED", "STAGE_FAILED", 125)
     source, target = (f"{cluster.hosts.name(i)} ({cluster.hosts.ip(i)})" for i in (2, 1))
     verdict = ran.info["verdict"]
@@ -110,8 +111,7 @@ def fourth_host(cluster: Cluster) -> Iterator[int]:
 def test_a_job_that_needs_one_host_more_waits_for_it(cluster: Cluster, fourth_host: int) -> None:
     job_id = cluster.raycontrol(0, "submit", "--nodes", "4", "--", "hostname", check=True).stdout.strip()
     reason = (
-        "the cluster as it is can never run it: needs 4 instances with cpu 1, each on a node of its own;"
-        " 3 of 3 nodes can take one"
+        "infeasible now: needs 4 instances with cpu 1, each on a node of its own; 3 of 3 nodes can take one"
     )
     wait_until(lambda: job(cluster, job_id)["pending"], 30, "the job has a reason to wait")
     waiting = job(cluster, job_id)

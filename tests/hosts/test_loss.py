@@ -12,7 +12,11 @@ from tests.hosts.network import Hosts
 from tests.support import wait_until
 
 SPEAKS = "echo on $INDEX is $RAYCONTROL_INSTANCE; exec sleep 600"
+STAYS_ONCE = (
+    "echo attempt $RAYCONTROL_ATTEMPT of $RAYCONTROL_INSTANCE; [ $RAYCONTROL_ATTEMPT != 0 ] || exec sleep 600"
+)
 NOTICED_S = 90
+FENCED_S = 60
 
 
 @pytest.fixture
@@ -34,31 +38,33 @@ def left(cluster: Cluster) -> list[str]:
     ]
 
 
-def test_a_host_that_loses_power_ends_the_gang_and_its_log_is_kept(doomed: Cluster) -> None:
-    job = doomed.raycontrol(0, "submit", "--nodes", "3", "--", SPEAKS, check=True).stdout.strip()
-    spoken = wait_until(lambda: lines(doomed, job, 3), 90, "every instance's line is in the archive")
+def test_a_job_whose_host_loses_power_goes_on_elsewhere_and_its_logs_are_kept(doomed: Cluster) -> None:
+    job = doomed.raycontrol(0, "submit", "--nodes", "2", "--", STAYS_ONCE, check=True).stdout.strip()
+    spoken = wait_until(lambda: lines(doomed, job, 2), 90, "every instance's line is in the archive")
     instances = doomed.json(0, "get", job)["instances"]
-    victim = next(item for item in instances if item["node"] == doomed.hosts.name(2))
-    doomed.hosts.cut(2)
-    doomed.hosts.kill(2)
-    waited = doomed.raycontrol(0, "wait", job, timeout_s=NOTICED_S)
+    head, others = doomed.hosts.name(0), [doomed.hosts.name(1), doomed.hosts.name(2)]
+    victim = next(item for item in instances if item["node"] != head)
+    number = 1 + others.index(victim["node"])
+    doomed.hosts.cut(number)
+    doomed.hosts.kill(number)
+    waited = doomed.raycontrol(0, "wait", job, timeout_s=NOTICED_S + FENCED_S)
     info = doomed.json(0, "get", job)
-    assert (waited.returncode, info["state"], info["reason"]) == (125, "FAILED", "INSTANCE_LOST")
-    assert info["verdict"]["instance"] == victim["name"]
-    assert {item["name"]: item["state"] for item in info["instances"]} == {
-        item["name"]: "LOST" if item["name"] == victim["name"] else "EXITED" for item in instances
-    }
-    assert lines(doomed, job, 3) == spoken
-    assert f"{victim['name']} | on {victim['index']} is {victim['name']}" in spoken
-    assert sleepers(doomed, 0) == sleepers(doomed, 1) == []
-
-    # What is left of the cluster is of use: the same gang does not fit, a smaller one runs.
-    assert doomed.raycontrol(0, "run", "--nodes", "2", "--", "true", timeout_s=120).returncode == 0
+    assert (waited.returncode, info["state"], info["attempt"]) == (0, "SUCCEEDED", 1)
+    lost, again = info["attempts"]
+    assert (lost["outcome"], lost["reason"]) == ("LOST", "INSTANCE_LOST")
+    assert lost["summary"].startswith(f"{victim['name']} on {victim['node']} was lost")
+    assert again["outcome"] == "SUCCEEDED"
+    assert set(again["nodes"]) == {head, *others} - {victim["node"]}
+    assert sorted(doomed.raycontrol(0, "logs", "--attempt", "0", job).stdout.splitlines()) == spoken
+    assert f"{victim['name']} | attempt 0 of {victim['name']}" in spoken
+    assert lines(doomed, job, 2) == [line.replace("attempt 0", "attempt 1") for line in spoken]
+    assert [sleepers(doomed, i) for i in {0, 1, 2} - {number}] == [[], []]
 
 
 @pytest.mark.long
 def test_a_raylet_that_is_killed_takes_its_processes_along(doomed: Cluster) -> None:
-    job = doomed.raycontrol(0, "submit", "--nodes", "3", "--", SPEAKS, check=True).stdout.strip()
+    once = ("--set", "retry.infra_max=0")
+    job = doomed.raycontrol(0, "submit", "--nodes", "3", *once, "--", SPEAKS, check=True).stdout.strip()
     wait_until(lambda: lines(doomed, job, 3), 90, "every instance's line is in the archive")
     raylet = doomed.hosts.run(1, ["pgrep", "-f", "-o", "raylet/raylet"], check=True).stdout.strip()
     doomed.hosts.run(1, ["kill", "-9", raylet], check=True)

@@ -128,7 +128,8 @@ def test_daemons_that_end_after_their_launcher_are_not_lost(
 
 def world_under_way(cluster: Cluster, *options: str) -> HostProcess:
     """A job whose ranks are all up."""
-    process = jobs.start(cluster, 0, *THREE, *options, "--", "mpirun python mpi_dies.py stay 0")
+    once = ("--set", "retry.infra_max=0")
+    process = jobs.start(cluster, 0, *THREE, *options, *once, "--", "mpirun python mpi_dies.py stay 0")
     wait_until(lambda: len(ranks(cluster)) == 3, UP_S, "every host has a rank")
     return process
 

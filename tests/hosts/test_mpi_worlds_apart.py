@@ -125,7 +125,8 @@ def test_a_host_that_is_cut_off_fails_the_job_and_keeps_nothing_of_the_world(
     with Hosts(3, keep=[tmp_path]) as hosts:
         hosts.start_cluster()
         cluster = Cluster(hosts, tmp_path / "home")
-        process = jobs.start(cluster, 0, *THREE, *LAUNCHER, "--", "mpirun python mpi_dies.py stay 0")
+        once = ("--set", "retry.infra_max=0")
+        process = jobs.start(cluster, 0, *THREE, *LAUNCHER, *once, "--", "mpirun python mpi_dies.py stay 0")
         wait_until(lambda: all(ranks(cluster, i) for i in range(3)), UP_S, "every host has a rank")
         hosts.cut(2)
         ran = jobs.ended(process)

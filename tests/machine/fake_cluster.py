@@ -20,6 +20,7 @@ from raycontrol.job import Job, Submission
 from raycontrol.placement import Node
 from raycontrol.plan import Orders
 from raycontrol.preparing import Preparation
+from raycontrol.queue import Rules
 from raycontrol.spec import JobSpec, Timeouts
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.version import __version__
@@ -29,7 +30,7 @@ from tests.unit.fake_gangs import FakeInstance, Gangs, Program
 
 class FakeCluster(Gangs):
     """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
-    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing.
+    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing, ``silent`` those of nodes whose hosts do not answer.
     ``answers`` says, by a node's id, what its actor answers when asked for facts (an error is raised, None is no
     answer at all), ``clocks_ahead_s`` how far its clock is ahead. ``kill_at`` numbers the moments before and after calls at which
     ``killed`` is set; that call, and so its caller, goes no further.
@@ -43,6 +44,7 @@ class FakeCluster(Gangs):
         self.trouble: dict[str, list[Exception]] = {}
         self.lags = False
         self.hidden: set[str] = set()
+        self.silent: set[str] = set()
         self.answers: dict[str, NodeFacts | Exception | None] = {}
         self.clocks_ahead_s: dict[str, float] = {}
         self.calls: list[str] = []
@@ -114,8 +116,11 @@ class FakeCluster(Gangs):
         await died.wait()
         raise InstanceGone("its actor died")
 
-    async def release(self, job: Job, last: bool) -> None:
+    async def release(self, job: Job, last: bool, keep: bool) -> None:
         await self._act(f"release {job.attempt_id}", lambda: self.release_gang(job.attempt_id))
+
+    async def is_silent(self, node_id: str, ip: str) -> bool:
+        return node_id in self.silent
 
     async def serve_nodes(self) -> None:
         self._fail("serve_nodes")
@@ -216,6 +221,7 @@ class Site:
         name: str = "east",
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.rules = Rules()
         self.home = home
         self.cluster = cluster
         self.name = name
@@ -223,7 +229,7 @@ class Site:
         self.controller = self._new()
 
     def _new(self) -> Controller:
-        controller = Controller(str(self.home), self.name, self.cluster, self.clock)
+        controller = Controller(str(self.home), self.name, self.cluster, self.clock, rules=lambda: self.rules)
         self.cluster.attach(controller)
         return controller
 
@@ -277,12 +283,11 @@ class Site:
 
 
 def submission(job_id: str, version: str = __version__, **values: Any) -> Submission:
-    """A job of two instances unless ``values`` of its spec, or of how it is asked for, say otherwise."""
+    """A job of two instances, tried once, unless ``values`` of its spec, or of how it is asked for, say otherwise."""
     limits = Timeouts(**{"grace_s": 5, **values.pop("timeouts", {})})
     asked = {name: values.pop(name) for name in ("key", "fingerprint", "request_id") if name in values}
-    spec = JobSpec(
-        **{"name": "digits", "command": "torchrun train.py", "nodes": 2, "timeouts": limits, **values}
-    )
+    usual = {"name": "digits", "command": "torchrun train.py", "nodes": 2, "retry": {"infra_max": 0}}
+    spec = JobSpec(**{**usual, "timeouts": limits, **values})
     return Submission(job_id, spec, "ada", None, version, **asked)
 
 

@@ -358,13 +358,13 @@ async def test_the_queue_has_the_waiting_jobs_of_this_cluster_in_their_order(tmp
     here = site(tmp_path)
     for job_id in ("b-1", "a-1"):
         await here.submit(job_id, nodes=9)
-    assert [job.id for job in await here.controller.queued()] == ["b-1", "a-1"]
+    assert [(job.position, job.id) for job in await here.controller.queue()] == [(1, "b-1"), (2, "a-1")]
     assert await here.controller.running() == []
     assert (await here.controller.glance("a-1")).state is JobState.QUEUED
     for job_id in ("b-1", "a-1"):
         await here.controller.stop(job_id, "enough")
         await here.ends(job_id)
-    assert await here.controller.queued() == []
+    assert await here.controller.queue() == []
     assert (await here.controller.glance("a-1")).state is JobState.STOPPED
     with pytest.raises(JobNotFound):
         await here.controller.glance("never-1")

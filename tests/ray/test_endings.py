@@ -185,7 +185,7 @@ def test_a_job_that_waits_too_long_says_what_it_waited_for(client: Client) -> No
         124,
     )
     assert info.verdict is not None
-    assert "not started within queue_s = 1 s (the cluster as it is can never run it" in info.verdict.summary
+    assert "not started within queue_s = 1 s (infeasible now" in info.verdict.summary
 
 
 def test_a_job_that_is_stopped_while_it_waits(client: Client) -> None:

@@ -118,7 +118,7 @@ def test_after_a_killed_node_actor_the_next_job_runs(cluster: LocalRay, client: 
 
 @pytest.mark.parametrize("victim", ["instance", "supervisor"])
 def test_the_tree_dies_with_what_watches_over_it(cluster: LocalRay, client: Client, victim: str) -> None:
-    job = client.submit(spec(FAMILY, nodes=2, placement="pack"))
+    job = client.submit(spec(FAMILY, nodes=2, placement="pack", retry={"infra_max": 0}))
     reaches(job, JobState.RUNNING)
     master = log_of(job, "master-0")
     pid, child = int(master["pid"]), int(master["child"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from raycontrol.events import (
+    Held,
     InstanceClosed,
     InstancePrepared,
     JobEvent,
@@ -13,15 +14,17 @@ from raycontrol.events import (
     NodesRefused,
     NodesReleased,
     NodesReserved,
+    Preempted,
     RunExited,
     StagePassed,
     StopRequested,
+    Suspended,
 )
 from raycontrol.job import Ended, Job
 from raycontrol.lifecycle import advance
 from raycontrol.placement import Assignment
 from raycontrol.plan import Facts
-from raycontrol.spec import JobSpec, Timeouts
+from raycontrol.spec import JobSpec, Retry, Timeouts
 
 ASSIGNMENTS = (
     Assignment("master-0", "node-a", "host-a", "10.0.0.1"),
@@ -37,9 +40,13 @@ ATTEMPT = "digits-1.0"
 
 
 def queued(**timeouts: Any) -> Job:
-    """A job submitted at 1000 s, with the limits queue_s 100, run_s 200, grace_s 10 unless the test gives others."""
+    """A job submitted at 1000 s, with the limits queue_s 100, run_s 200, grace_s 10 unless the test gives others.
+
+    It is tried once, unless ``retry`` says otherwise.
+    """
+    retry = timeouts.pop("retry", Retry(infra_max=0))
     limits = Timeouts(**{"queue_s": 100, "run_s": 200, "grace_s": 10, **timeouts})
-    spec = JobSpec(name="digits", command="torchrun train.py", nodes=2, timeouts=limits)
+    spec = JobSpec(name="digits", command="torchrun train.py", nodes=2, timeouts=limits, retry=retry)
     return Job("digits-1", "east", spec, "ada", submitted_at=1000.0, since=1000.0)
 
 
@@ -115,6 +122,31 @@ def killing() -> Job:
 def releasing() -> Job:
     """STOPPING towards FAILED with nothing left but the nodes to give back."""
     return after(failing(), closed("master-0", 1019.0), closed("worker-0", 1019.0))
+
+
+def held() -> Job:
+    """QUEUED, and not to be started."""
+    return after(queued(), Held(1005.0, "held by ada"))
+
+
+def suspending() -> Job:
+    """STOPPING towards QUEUED, where it will be held."""
+    return after(running(), Suspended(1018.0, "suspended by ada"))
+
+
+def making_room() -> Job:
+    """STOPPING towards QUEUED for a job of a higher priority."""
+    return after(running(), Preempted(1018.0, "urgent-1"))
+
+
+def failing_once(**retry: Any) -> Job:
+    """STOPPING towards FAILED, as long as it is not known for sure why; another attempt is allowed."""
+    return failing(retry=Retry(**{"max": 1, "infra_max": 0, **retry}))
+
+
+def trying_again(**retry: Any) -> Job:
+    """STOPPING towards PLACING, on the same nodes."""
+    return after(failing_once(**retry), closed("master-0", 1019.0), closed("worker-0", 1019.0))
 
 
 def succeeded() -> Job:

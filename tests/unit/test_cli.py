@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,16 @@ from raycontrol.cli.output import Output
 from raycontrol.cli.render import event_line
 from raycontrol.cli.services import Services
 from raycontrol.errors import ControllerUnavailable, VersionMismatch
-from raycontrol.status import Event, InstanceState, JobState, Reason, Verdict
+from raycontrol.status import (
+    AttemptInfo,
+    Event,
+    InstanceState,
+    JobState,
+    Outcome,
+    QueueEntry,
+    Reason,
+    Verdict,
+)
 from tests.fake_client import SUBMITTED_AT, FakeClient, FakeJob, instance, job_info, running_job
 
 ADDRESS = "10.0.0.1:6379"
@@ -292,6 +302,70 @@ def test_stop_asks_each_job_once_and_nothing_when_an_id_is_wrong() -> None:
     assert shell("stop", "--force", "digits", "other") == 0
     assert (job.stops, other.stops) == ([(True, None)], [(True, None)])
     assert shell.stdout.splitlines()[0] == "digits-ab12cd STOPPED (STOP_REQUESTED)"
+
+
+def test_the_queue_is_shown_in_its_order_with_what_each_job_waits_for() -> None:
+    client = FakeClient()
+    shell = Shell(client)
+    assert shell("queue") == 0
+    assert shell.stderr == "no job waits\n"
+    client.waiting = [
+        QueueEntry(
+            position=number,
+            id=f"digits-{number}",
+            name="digits",
+            user="ada",
+            priority=5,
+            submitted_at=time.time() - 90,
+            why=why,
+            held=number == 2,
+        )
+        for number, why in ((1, "needs 8 GPUs"), (2, "held by ada"))
+    ]
+    assert shell("queue") == 0
+    assert [line.split()[:4] for line in shell.stdout.splitlines()] == [
+        ["PLACE", "ID", "PRIORITY", "USER"],
+        ["1", "digits-1", "5", "ada"],
+        ["2", "digits-2", "5", "ada"],
+    ]
+    assert "needs 8 GPUs" in shell.stdout
+    assert shell("queue", "--json") == 0
+    assert [entry["held"] for entry in json.loads(shell.stdout)] == [False, True]
+
+
+def test_wishes_are_passed_on_job_by_job_and_the_refused_ones_told() -> None:
+    job, ended = running_job(), failed_job()
+    other = FakeJob(job_info("other-000001"))
+    shell = Shell(FakeClient(job, other))
+    for wish in ("hold", "release", "suspend", "resume"):
+        assert shell(wish, "digits", "other") == 0
+        assert shell.stdout.splitlines()[0].startswith("digits-ab12cd ")
+    assert shell("priority", "digits", "2") == 0
+    assert job.wishes == ["hold", "release", "suspend", "resume", "priority 2"]
+    assert shell("hold", "digits", "nonsense") == 2
+    assert shell("priority", "digits", "10") == 2
+    assert job.wishes[-1] == "priority 2"
+    shell = Shell(FakeClient(ended, other))
+    assert shell("hold", ended.id, "other") == 2
+    assert other.wishes[-1] == "hold"
+    assert "has ended (FAILED)" in shell.stderr
+
+
+def test_attempts_that_have_ended_are_told_where_there_were_several() -> None:
+    lost = AttemptInfo(
+        number=0,
+        outcome=Outcome.LOST,
+        reason=Reason.INSTANCE_LOST,
+        summary="worker-0 on host-b was lost",
+        nodes=("host-a", "host-b"),
+        ended_at=0.0,
+    )
+    job = FakeJob(job_info("digits-ab12cd", state=JobState.RUNNING, attempt=1, attempts=(lost,)))
+    shell = Shell(FakeClient(job))
+    assert shell("get", "digits") == 0
+    (told,) = [line for line in shell.stdout.splitlines() if line.startswith("attempt 0: ")]
+    assert told.startswith("attempt 0: LOST, ")
+    assert told.endswith("on host-a, host-b: worker-0 on host-b was lost")
 
 
 def test_prune_says_what_it_would_remove() -> None:

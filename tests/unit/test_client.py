@@ -13,7 +13,7 @@ import pytest
 
 from raycontrol.archive import Archive
 from raycontrol.client import Client, JobHandle, send
-from raycontrol.errors import PackageError, WaitTimeout
+from raycontrol.errors import PackageError, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage
 from raycontrol.packages import pack
 from raycontrol.readers import ClusterDoor
@@ -127,6 +127,43 @@ def test_all_events_of_a_long_story_are_read(tmp_path: Path) -> None:
     assert [event.seq for event in job.events()] == list(range(1, 11))
     assert [event.seq for event in job.events(after=8)] == [9, 10]
     assert job.events(after=10) == []
+
+
+class TriedReader(FakeReader):
+    """A job whose attempts have written these; the next begins when all of one was read, and the job ends after the last."""
+
+    def __init__(self, *logs: bytes) -> None:
+        super().__init__()
+        self.logs = logs
+
+    def log_news(
+        self,
+        job_id: str,
+        attempt: int,
+        offsets: dict[str, int],
+        timeout_s: float,
+        max_bytes: int,
+        instances: Collection[str] | None,
+    ) -> dict[str, bytes]:
+        news = self.logs[attempt][offsets.get("worker-0", 0) :][:5]
+        if not news and attempt == self.job.attempt:
+            last = attempt + 1 == len(self.logs)
+            self.becomes(JobState.SUCCEEDED) if last else self.becomes(JobState.QUEUED, attempt=attempt + 1)
+        return {"worker-0": news} if news else {}
+
+
+def test_a_job_s_log_is_followed_from_one_attempt_into_the_next(tmp_path: Path) -> None:
+    job = handle(TriedReader(b"one\nhalf a line", b"", b"three\nfour\n"), tmp_path)
+    assert list(job.logs(follow=True, prefix=False)) == ["one", "half a line", "three", "four"]
+    assert list(job.logs(prefix=False)) == ["three", "four"]
+
+
+def test_one_attempt_s_log_is_shown_alone(tmp_path: Path) -> None:
+    job = handle(TriedReader(b"one\n", b"two\n", b"three\n"), tmp_path)
+    assert list(job.logs(follow=True, attempt=0, prefix=False)) == ["one"]
+    assert list(job.logs(attempt=0, prefix=False)) == ["one"]
+    with pytest.raises(UsageError, match="has had no attempt 7; the current one is 1"):
+        list(job.logs(attempt=7))
 
 
 def test_nobody_waits_for_an_abandoned_job(tmp_path: Path) -> None:

@@ -11,17 +11,21 @@ from raycontrol.demands import SHIPPING_S, STOP_SLACK_S, deadline, resume
 from raycontrol.events import (
     CarryOutStage,
     Command,
+    Held,
     InstanceFailed,
     InstanceLost,
     InstanceNoted,
     InstancePrepared,
     JobEvent,
+    LetGo,
     NodesChosen,
     NodesRefused,
     NodesReleased,
     NodesReserved,
     PlacementDeferred,
+    Preempted,
     PrepareInstance,
+    PriorityChanged,
     ReleaseNodes,
     ReserveNodes,
     RunExited,
@@ -29,6 +33,7 @@ from raycontrol.events import (
     ServiceEnded,
     StopInstance,
     StopRequested,
+    Suspended,
     TimePassed,
     TransportSeen,
     WatchInstance,
@@ -58,6 +63,11 @@ JOBS = {
     "finishing": jobs.finishing(),
     "killing": jobs.killing(),
     "releasing": jobs.releasing(),
+    "held": jobs.held(),
+    "suspending": jobs.suspending(),
+    "making_room": jobs.making_room(),
+    "failing_once": jobs.failing_once(),
+    "trying_again": jobs.trying_again(),
     "succeeded": jobs.succeeded(),
     "failed": jobs.failed(),
     "stopped": jobs.stopped(),
@@ -85,6 +95,12 @@ EVENTS: dict[str, JobEvent] = {
     "released": NodesReleased(1020.0, ATTEMPT),
     "stop": StopRequested(1020.0, "asked by ada"),
     "forced stop": StopRequested(1020.0, "asked by ada", force=True),
+    "held": Held(1020.0, "held by ada"),
+    "let go": LetGo(1020.0, "let go by ada"),
+    "suspended": Suspended(1020.0, "suspended by ada"),
+    "preempted": Preempted(1020.0, "urgent-1"),
+    "priority": PriorityChanged(1020.0, 1, "priority 1, by ada"),
+    "released, kept": NodesReleased(1020.0, ATTEMPT, kept=True),
     "time": TimePassed(1020.0),
     "too late": TimePassed(9999.0),
 }
@@ -109,44 +125,37 @@ stage 0 passed | starting     | STARTING           | PLACED          |
 stage 1 passed | starting     | STARTING           | PLACED          |
 stage 1 passed | last_stage   | STARTING           | PLACED          |
 exited 0       | placing      | PLACING            | PLACED          |
+exited 0       | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 exited 0       | preparing    | PREPARING          | PLACED          |
 exited 0       | starting     | STARTING           | PLACED          |
 exited 0       | last_stage   | STARTING           | PLACED          |
 exited 0       | running      | RUNNING            | STARTED         |
-exited 0       | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 exited 0       | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+exited 0       | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+exited 0       | making_room  | STOPPING>QUEUED    | PREEMPTED       |
 exited 3       | placing      | STOPPING>FAILED    | INSTANCE_FAILED | watch worker-0, stop worker-0 10 s
+exited 3       | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 exited 3       | preparing    | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
 exited 3       | starting     | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
 exited 3       | last_stage   | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
 exited 3       | running      | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
-exited 3       | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 exited 3       | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+exited 3       | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+exited 3       | making_room  | STOPPING>QUEUED    | PREEMPTED       |
 noted          | placing      | PLACING            | PLACED          |
+noted          | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 noted          | preparing    | PREPARING          | PLACED          |
 noted          | starting     | STARTING           | PLACED          |
 noted          | last_stage   | STARTING           | PLACED          |
 noted          | running      | RUNNING            | STARTED         |
 noted          | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
-noted          | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
 noted          | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 noted          | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
 noted          | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
-service ended  | placing      | PLACING            | PLACED          |
-service ended  | preparing    | PREPARING          | PLACED          |
-service ended  | starting     | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
-service ended  | last_stage   | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
-service ended  | running      | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
-service ended  | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
-service ended  | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
-service ended  | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
-service ended  | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
-service ended  | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
-runs gone      | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
-runs gone      | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
-runs gone      | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
-runs gone      | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
-runs gone      | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+noted          | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+noted          | making_room  | STOPPING>QUEUED    | PREEMPTED       |
+noted          | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
+noted          | trying_again | STOPPING>PLACING   | INSTANCE_FAILED |
 world broken   | starting     | STARTING           | PLACED          |
 world broken   | last_stage   | STARTING           | PLACED          |
 world broken   | running      | RUNNING            | STARTED         |
@@ -154,9 +163,35 @@ world broken   | finishing    | STOPPING>FAILED    | WORLD_BROKEN    |
 world failed   | starting     | STARTING           | PLACED          |
 world failed   | last_stage   | STARTING           | PLACED          |
 world failed   | running      | RUNNING            | STARTED         |
+service ended  | placing      | PLACING            | PLACED          |
+service ended  | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
+service ended  | preparing    | PREPARING          | PLACED          |
+service ended  | starting     | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
+service ended  | last_stage   | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
+service ended  | running      | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 10 s, stop worker-0 10 s
+service ended  | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
+service ended  | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
+service ended  | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+service ended  | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+service ended  | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+service ended  | making_room  | STOPPING>QUEUED    | PREEMPTED       |
+service ended  | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
+service ended  | trying_again | STOPPING>PLACING   | INSTANCE_FAILED |
+runs gone      | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
+runs gone      | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
+runs gone      | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
+runs gone      | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+runs gone      | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+runs gone      | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+runs gone      | making_room  | STOPPING>QUEUED    | PREEMPTED       |
+runs gone      | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
+runs gone      | trying_again | STOPPING>PLACING   | INSTANCE_FAILED |
 closed         | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
 closed         | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 closed         | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+closed         | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+closed         | making_room  | STOPPING>QUEUED    | PREEMPTED       |
+closed         | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
 lost           | placing      | STOPPING>FAILED    | INSTANCE_LOST   | release for good
 lost           | preparing    | STOPPING>FAILED    | INSTANCE_LOST   | stop master-0 10 s
 lost           | starting     | STOPPING>FAILED    | INSTANCE_LOST   | stop master-0 10 s
@@ -165,30 +200,68 @@ lost           | running      | STOPPING>FAILED    | INSTANCE_LOST   | stop mast
 lost           | failing      | STOPPING>FAILED    | INSTANCE_FAILED |
 lost           | finishing    | STOPPING>SUCCEEDED | COMPLETED       |
 lost           | killing      | STOPPING>STOPPED   | STOP_REQUESTED  |
+lost           | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+lost           | making_room  | STOPPING>QUEUED    | PREEMPTED       |
+lost           | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
 released       | giving_back  | QUEUED             | WAITING         |
 released       | releasing    | FAILED             | INSTANCE_FAILED |
+released       | trying_again | QUEUED             | WAITING         |
 stop           | queued       | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
-stop           | queued_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 stop           | placing      | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+stop           | giving_back  | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+stop           | queued_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 stop           | preparing    | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 10 s, stop worker-0 10 s
 stop           | starting     | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 10 s, stop worker-0 10 s
 stop           | last_stage   | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 10 s, stop worker-0 10 s
 stop           | running      | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 10 s, stop worker-0 10 s
-stop           | giving_back  | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+stop           | held         | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+stop           | suspending   | STOPPING>STOPPED   | STOP_REQUESTED  |
+stop           | making_room  | STOPPING>STOPPED   | STOP_REQUESTED  |
+stop           | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
+stop           | trying_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 forced stop    | queued       | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
-forced stop    | queued_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 forced stop    | placing      | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+forced stop    | giving_back  | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+forced stop    | queued_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 forced stop    | preparing    | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
 forced stop    | starting     | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
 forced stop    | last_stage   | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
 forced stop    | running      | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
 forced stop    | failing      | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 0 s, stop worker-0 0 s
-forced stop    | giving_back  | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 forced stop    | finishing    | STOPPING>SUCCEEDED | COMPLETED       | stop master-0 0 s, stop worker-0 0 s
 forced stop    | releasing    | STOPPING>FAILED    | INSTANCE_FAILED |
+forced stop    | held         | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+forced stop    | suspending   | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
+forced stop    | making_room  | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
+forced stop    | failing_once | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 0 s, stop worker-0 0 s
+forced stop    | trying_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+held           | queued       | QUEUED             | HELD            |
+held           | queued_again | QUEUED             | HELD            |
+let go         | held         | QUEUED             | WAITING         |
+let go         | suspending   | STOPPING>QUEUED    | SUSPENDED       |
+suspended      | queued       | QUEUED             | HELD            |
+suspended      | placing      | STOPPING>QUEUED    | SUSPENDED       | release
+suspended      | giving_back  | STOPPING>QUEUED    | PLACEMENT_LOST  |
+suspended      | queued_again | QUEUED             | HELD            |
+suspended      | preparing    | STOPPING>QUEUED    | SUSPENDED       | stop master-0 10 s, stop worker-0 10 s
+suspended      | starting     | STOPPING>QUEUED    | SUSPENDED       | stop master-0 10 s, stop worker-0 10 s
+suspended      | last_stage   | STOPPING>QUEUED    | SUSPENDED       | stop master-0 10 s, stop worker-0 10 s
+suspended      | running      | STOPPING>QUEUED    | SUSPENDED       | stop master-0 10 s, stop worker-0 10 s
+suspended      | making_room  | STOPPING>QUEUED    | PREEMPTED       |
+suspended      | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
+suspended      | trying_again | STOPPING>QUEUED    | INSTANCE_FAILED | release
+preempted      | placing      | STOPPING>QUEUED    | PREEMPTED       | release
+preempted      | preparing    | STOPPING>QUEUED    | PREEMPTED       | stop master-0 10 s, stop worker-0 10 s
+preempted      | starting     | STOPPING>QUEUED    | PREEMPTED       | stop master-0 10 s, stop worker-0 10 s
+preempted      | last_stage   | STOPPING>QUEUED    | PREEMPTED       | stop master-0 10 s, stop worker-0 10 s
+preempted      | running      | STOPPING>QUEUED    | PREEMPTED       | stop master-0 10 s, stop worker-0 10 s
+priority       | queued       | QUEUED             | SUBMITTED       |
+priority       | queued_again | QUEUED             | WAITING         |
+priority       | held         | QUEUED             | HELD            |
+released, kept | trying_again | PLACING            | PLACED          | reserve
 too late       | queued       | STOPPING>FAILED    | QUEUE_TIMEOUT   | release for good
-too late       | queued_again | STOPPING>FAILED    | QUEUE_TIMEOUT   | release for good
 too late       | placing      | STOPPING>QUEUED    | PLACEMENT_LOST  | release
+too late       | queued_again | STOPPING>FAILED    | QUEUE_TIMEOUT   | release for good
 too late       | preparing    | STOPPING>FAILED    | START_TIMEOUT   | stop master-0 10 s, stop worker-0 10 s
 too late       | starting     | STOPPING>FAILED    | START_TIMEOUT   | stop master-0 10 s, stop worker-0 10 s
 too late       | last_stage   | STOPPING>FAILED    | START_TIMEOUT   | stop master-0 10 s, stop worker-0 10 s
@@ -196,6 +269,9 @@ too late       | running      | STOPPING>FAILED    | RUN_TIMEOUT     | stop mast
 too late       | failing      | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 0 s, stop worker-0 0 s
 too late       | finishing    | STOPPING>SUCCEEDED | COMPLETED       | stop master-0 0 s, stop worker-0 0 s
 too late       | killing      | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+too late       | suspending   | STOPPING>QUEUED    | SUSPENDED       | stop master-0 0 s, stop worker-0 0 s
+too late       | making_room  | STOPPING>QUEUED    | PREEMPTED       | stop master-0 0 s, stop worker-0 0 s
+too late       | failing_once | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 0 s, stop worker-0 0 s
 """
 
 
@@ -222,7 +298,7 @@ def words(command: Command) -> str:
         case StopInstance():
             return f"stop {command.instance} {command.grace_s:g} s"
         case ReleaseNodes():
-            return "release for good" if command.last else "release"
+            return "keep nodes" if command.keep else "release for good" if command.last else "release"
 
 
 def told(commands: tuple[Command, ...]) -> str:
@@ -876,6 +952,17 @@ def test_info_shows_the_whole_job() -> None:
         "outputs": "/home/jobs/digits-1/outputs",
         "rdma": None,
         "abandoned": False,
+        "attempts": [
+            {
+                "number": 0,
+                "outcome": "FAILED",
+                "reason": "INSTANCE_FAILED",
+                "summary": "worker-0 on host-b exited 3",
+                "exit_code": 3,
+                "nodes": ["host-a", "host-b"],
+                "ended_at": 1019.5,
+            }
+        ],
     }
 
 

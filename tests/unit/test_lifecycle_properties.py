@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raycontrol.events import StopInstance, StopRequested
+from raycontrol.events import Held, LetGo, Preempted, PriorityChanged, StopInstance, StopRequested, Suspended
 from raycontrol.job import Job
 from raycontrol.lifecycle import advance
-from raycontrol.spec import Group, JobSpec, Mode, Placement, Timeouts
+from raycontrol.spec import Group, JobSpec, Mode, Placement, Retry, Timeouts
 from raycontrol.status import JobState, Reason
 from tests.unit.fake_gangs import Program, nodes
 from tests.unit.test_lifecycle import EVENTS, JOBS
@@ -27,7 +28,8 @@ HOSTS = ("host-a", "host-b", "host-c", "host-d")
 
 def new_job(instances: int = 2, **timeouts: Any) -> Job:
     limits = Timeouts(**{"grace_s": 10, **timeouts})
-    spec = JobSpec(name="digits", command="torchrun train.py", nodes=instances, timeouts=limits)
+    retry = Retry(infra_max=0)
+    spec = JobSpec(name="digits", command="torchrun train.py", nodes=instances, timeouts=limits, retry=retry)
     return Job("digits-1", "east", spec, "ada", submitted_at=1000.0, since=1000.0)
 
 
@@ -37,6 +39,9 @@ def check(world: World) -> None:
     assert world.faults == []
     assert world.left_over() == []
     assert max(world.starts.values(), default=0) <= 1
+    retry = world.job.spec.retry
+    assert world.job.retries <= retry.max and world.job.infra_retries <= retry.infra_max
+    assert [attempt.number for attempt in world.job.past] == list(range(len(world.job.past)))
 
 
 # A controller killed anywhere.
@@ -74,21 +79,26 @@ SCENES: dict[str, tuple[Any, ...]] = {
     "is stopped": (
         new_job(),
         {"master-0": STAYS, "worker-0": STAYS},
-        {"stops": (StopRequested(1050.0, "asked by ada"),)},
+        {"wishes": (StopRequested(1050.0, "asked by ada"),)},
         JobState.STOPPED,
         Reason.STOP_REQUESTED,
     ),
     "is stopped by force": (
         new_job(),
         {"master-0": Program(seconds=None, deaf=True), "worker-0": STAYS},
-        {"stops": (StopRequested(1050.0, "asked by ada"), StopRequested(1051.0, "asked by ada", force=True))},
+        {
+            "wishes": (
+                StopRequested(1050.0, "asked by ada"),
+                StopRequested(1051.0, "asked by ada", force=True),
+            )
+        },
         JobState.STOPPED,
         Reason.STOP_REQUESTED,
     ),
     "is stopped on a host that hangs": (
         new_job(),
         {"master-0": STAYS, "worker-0": Program(seconds=None, hung=True)},
-        {"stops": (StopRequested(1050.0, "asked by ada"),)},
+        {"wishes": (StopRequested(1050.0, "asked by ada"),)},
         JobState.STOPPED,
         Reason.STOP_REQUESTED,
     ),
@@ -137,7 +147,7 @@ SCENES |= {
     "an evaluator is not waited for after a stop": (
         ps_job(),
         {**SERVES, "evaluator-0": STAYS},
-        {"stops": (StopRequested(1050.0, "asked by ada"),)},
+        {"wishes": (StopRequested(1050.0, "asked by ada"),)},
         JobState.SUCCEEDED,
         Reason.COMPLETED,
     ),
@@ -158,7 +168,7 @@ SCENES |= {
     "a chief is deaf to a stop": (
         ps_job(),
         {**SERVES, "chief-0": Program(seconds=None, deaf=True)},
-        {"stops": (StopRequested(1050.0, "asked by ada"),)},
+        {"wishes": (StopRequested(1050.0, "asked by ada"),)},
         JobState.STOPPED,
         Reason.STOP_REQUESTED,
     ),
@@ -222,24 +232,34 @@ programs = st.builds(
 )
 times = st.sampled_from([1000.1, 1000.6, 1001.0, 1003.0, 1010.0, 1050.0])
 stop_requests = st.builds(StopRequested, at=times, why=st.just("asked by ada"), force=st.booleans())
+wishes = st.one_of(
+    stop_requests.map(lambda stop: [stop]),
+    st.builds(lambda at: [Preempted(at, "urgent-1")], times),
+    st.builds(lambda at: [Held(at, "held by ada"), LetGo(at + 40, "let go by ada")], times),
+    st.builds(lambda at: [Suspended(at, "suspended by ada"), LetGo(at + 25, "resumed by ada")], times),
+    st.builds(lambda at: [PriorityChanged(at, 1, "priority 1, by ada")], times),
+)
 courses = st.fixed_dictionaries(
     {
         "delays": st.lists(st.sampled_from([0.0, 0.01, 0.3, 1.0, 4.0, 20.0, 50.0]), max_size=40),
-        "stops": st.lists(stop_requests, max_size=2).map(
-            lambda stops: sorted(stops, key=lambda stop: stop.at)
+        "wishes": st.lists(wishes, max_size=3).map(
+            lambda wished: sorted(chain.from_iterable(wished), key=lambda event: event.at)
         ),
         "losses": st.dictionaries(st.sampled_from([f"id-of-{host}" for host in HOSTS]), times, max_size=2),
     }
 )
 gangs = st.fixed_dictionaries({"master-0": programs, "worker-0": programs, "worker-1": programs})
+retries = st.builds(
+    Retry, max=st.integers(0, 2), infra_max=st.integers(0, 2), backoff_s=st.sampled_from([0, 5.0])
+)
 
 
 @quick
-@given(gangs, courses, st.integers(0, 3))
+@given(gangs, courses, retries, st.integers(0, 3))
 def test_every_course_of_events_ends_and_commands_nothing_twice(
-    gang: dict[str, Program], course: dict[str, Any], refusals: int
+    gang: dict[str, Program], course: dict[str, Any], retry: Retry, refusals: int
 ) -> None:
-    world = World(new_job(3, queue_s=300, run_s=100), nodes(*HOSTS), gang, **course)
+    world = World(tried(retry), nodes(*HOSTS), gang, **course)
     world.refusals = refusals
     world.run()
     check(world)
@@ -248,13 +268,19 @@ def test_every_course_of_events_ends_and_commands_nothing_twice(
 
 
 @quick
-@given(gangs, courses, st.sets(st.integers(1, 80), min_size=1, max_size=6))
+@given(gangs, courses, retries, st.sets(st.integers(1, 80), min_size=1, max_size=6))
 def test_every_course_of_events_ends_though_the_controller_is_killed(
-    gang: dict[str, Program], course: dict[str, Any], kill_at: set[int]
+    gang: dict[str, Program], course: dict[str, Any], retry: Retry, kill_at: set[int]
 ) -> None:
-    world = World(new_job(3, queue_s=300, run_s=100), nodes(*HOSTS), gang, kill_at=sorted(kill_at), **course)
+    world = World(tried(retry), nodes(*HOSTS), gang, kill_at=sorted(kill_at), **course)
     world.run()
     check(world)
+
+
+def tried(retry: Retry) -> Job:
+    """A job of three that is tried so often."""
+    job = new_job(3, queue_s=300, run_s=100)
+    return replace(job, spec=job.spec.model_copy(update={"retry": retry}))
 
 
 # Events in an order that no gang would produce.
@@ -273,7 +299,7 @@ def test_events_in_no_order_break_nothing(state: str, course: list[tuple[str, in
             event = replace(event, attempt_id=job.attempt_id)
         step = advance(job, event)
         assert step.job.reservation - job.reservation in (0, 1)
-        assert step.job.reservation == job.reservation or job.state is JobState.QUEUED
+        assert step.job.reservation == job.reservation or step.job.state is JobState.PLACING
         assert (step.job.ended_at is not None) == step.job.state.terminal
         assert (step.job.after is not None) == (step.job.state is JobState.STOPPING)
         assert not (step.job.state.terminal and any(not item.closed for item in step.job.instances))

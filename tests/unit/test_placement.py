@@ -177,7 +177,7 @@ def test_reserve_passes_over_nodes_that_have_left() -> None:
             STRICT,
             [host("1")],
             True,
-            "the cluster as it is can never run it: needs 2 instances with cpu 1, each on a node of its own; "
+            "infeasible now: needs 2 instances with cpu 1, each on a node of its own; "
             "1 of 1 node can take one; `placement: pack` (or `--set placement=pack`) lets instances share a node",
         ),
         (
@@ -185,7 +185,7 @@ def test_reserve_passes_over_nodes_that_have_left() -> None:
             STRICT,
             [host("1", gpu=8), host("2", gpu=4)],
             True,
-            "the cluster as it is can never run it: needs 2 instances with cpu 1, gpu 8, each on a node of its own; "
+            "infeasible now: needs 2 instances with cpu 1, gpu 8, each on a node of its own; "
             "1 of 2 nodes can take one",
         ),
         (
@@ -200,8 +200,7 @@ def test_reserve_passes_over_nodes_that_have_left() -> None:
             PACK,
             [host("1"), host("2")],
             True,
-            "the cluster as it is can never run it: needs 9 instances with cpu 1; the 2 nodes together cannot take all "
-            "of them",
+            "infeasible now: needs 9 instances with cpu 1; the 2 nodes together cannot take all of them",
         ),
     ],
 )

@@ -337,7 +337,13 @@ def test_every_config_is_right_and_names_the_schema(path: Path) -> None:
 
 
 def test_the_configs_are_these() -> None:
-    assert [path.name for path in CONFIGS] == ["c10d.yaml", "job.yaml", "launch.yaml", "plain.yaml"]
+    assert [path.name for path in CONFIGS] == [
+        "c10d.yaml",
+        "job.yaml",
+        "launch.yaml",
+        "plain.yaml",
+        "resume.yaml",
+    ]
 
 
 def test_the_schema_in_docs_is_current() -> None:

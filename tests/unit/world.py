@@ -16,18 +16,23 @@ from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
     CarryOutStage,
     Command,
+    Held,
     InstanceLost,
     JobEvent,
+    LetGo,
     NodesChosen,
     NodesRefused,
     NodesReleased,
     NodesReserved,
     PlacementDeferred,
+    Preempted,
     PrepareInstance,
+    PriorityChanged,
     ReleaseNodes,
     ReserveNodes,
     StopInstance,
     StopRequested,
+    Suspended,
     TimePassed,
     WatchInstance,
 )
@@ -36,6 +41,8 @@ from raycontrol.lifecycle import advance
 from raycontrol.placement import Node
 from raycontrol.status import JobState, Note
 from tests.unit.fake_gangs import FakeInstance, Gangs, Program
+
+Wish = StopRequested | Held | LetGo | Suspended | Preempted | PriorityChanged
 
 QUEUE_POLL_S = 0.5
 RESTART_S = 2.0
@@ -47,7 +54,8 @@ class Killed(Exception):
 
 
 class World(Gangs):
-    """One job, run to its end. ``stops`` are the times at which the user asks for a stop; ``kill_at`` numbers the
+    """One job, run to its end. ``wishes`` are what users and
+    the queue want of it, and when; ``kill_at`` numbers the
     points (after a store write, before and after a command) at which the controller is killed.
     """
 
@@ -58,7 +66,7 @@ class World(Gangs):
         programs: Mapping[str, Program] | None = None,
         *,
         delays: Sequence[float] = (),
-        stops: Sequence[StopRequested] = (),
+        wishes: Sequence[Wish] = (),
         losses: Mapping[str, float] | None = None,
         kill_at: Sequence[int] = (),
     ) -> None:
@@ -75,9 +83,9 @@ class World(Gangs):
         self._numbers = iter(range(1_000_000))
         self._life = 0
         self._placing = False
-        self._requests = list(stops)
-        for stop in stops:
-            self._at(stop.at, self._send_requests)
+        self._requests = list(wishes)
+        for wish in wishes:
+            self._at(wish.at, self._send_requests)
         for node_id, at in (losses or {}).items():
             self._at(at, lambda node_id=node_id: self.lose_node(node_id))
 
@@ -163,9 +171,9 @@ class World(Gangs):
                 case ReserveNodes():
                     self.reserve_gang(job)
                     self._tell_later(lambda: NodesReserved(self._time, job.attempt_id))
-                case ReleaseNodes():
+                case ReleaseNodes(keep=keep):
                     self.release_gang(job.attempt_id)
-                    self._tell_later(lambda: NodesReleased(self._time, job.attempt_id))
+                    self._tell_later(lambda: NodesReleased(self._time, job.attempt_id, keep))
                 case WatchInstance(attempt_id, name):
                     life = self._life
                     self.find(attempt_id, name).mourners.append(
@@ -189,11 +197,13 @@ class World(Gangs):
 
     def _place(self) -> None:
         self._placing = False
+        if self.job.held is not None or self._time < (self.job.not_before or 0.0):
+            return
         waiting = queue.Waiting(self.job.id, self.job.spec, self.job.submitted_at)
         match queue.decide([waiting], self.free_rooms()):
             case [queue.PlaceNow(_, found)]:
                 self._take(NodesChosen(self._time, found))
-            case [queue.KeepWaiting(_, why)]:
+            case [queue.KeepWaiting(why=why)]:
                 self._take(PlacementDeferred(self._time, why))
 
     def _tell_later(self, event: Callable[[], JobEvent]) -> None:

@@ -1,0 +1,79 @@
+"""The fence: an instance that cannot reach the head's host for too long ends, and with it all that it runs.
+
+Else what a host runs that was cut off would go on beside the next attempt, which starts elsewhere when this time is
+over (``lifecycle``). A thread looks, so that an event loop that hangs is fenced too.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from raycontrol.demands import FENCE_S
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+CONNECT_S = 4.0
+
+ANSWERS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
+"""A host that refuses is there: a program of the head that is down harms nobody."""
+
+
+def answers(ip: str, port: int, timeout_s: float = CONNECT_S) -> bool:
+    """Whether the host answers a connection at all; refusing it is an answer."""
+    try:
+        socket.create_connection((ip, port), timeout_s).close()
+    except OSError as error:
+        return error.errno in ANSWERS
+    return True
+
+
+class Fence:
+    """``reach`` says whether the head's host answers now; ``fall`` is called when it has not for ``limit_s``."""
+
+    def __init__(
+        self,
+        reach: Callable[[], bool],
+        fall: Callable[[], None],
+        limit_s: float = FENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._reach = reach
+        self._fall = fall
+        self._limit_s = limit_s
+        self._clock = clock
+        self._sleep = sleep
+
+    def start(self) -> None:
+        threading.Thread(target=self.watch, name="fence", daemon=True).start()
+
+    def watch(self) -> None:
+        """Look again and again; return when the fence has fallen.
+
+        The time counts from before the last look that was answered: what came to the head later cannot have been ours.
+        """
+        heard = self._clock()
+        while True:
+            looked = self._clock()
+            if self._reach():
+                heard = looked
+            elif self._clock() - heard >= self._limit_s:
+                log.critical(
+                    "the head's host has not answered for %g s: ending all that runs here", self._limit_s
+                )
+                self._fall()
+                return
+            self._sleep(max(0.0, min(LOOK_S, heard + self._limit_s - self._clock())))
+
+
+def fence_off(gcs_address: str) -> None:
+    """Let this process end when the host of the head's GCS cannot be reached any more; its supervisors end all they run."""
+    host, _, port = gcs_address.rpartition(":")
+    Fence(lambda: answers(host.strip("[]"), int(port)), lambda: os._exit(1)).start()
