@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from raycontrol import placement, queue
 from raycontrol.duties import Cluster
+from raycontrol.errors import UsageError
 from raycontrol.events import JobEvent, NodesChosen, PlacementDeferred, Preempted
 from raycontrol.job import Job
 from raycontrol.ledger import Ledger
@@ -34,7 +35,8 @@ class Scheduler:
         self._ledger = ledger
         self._cluster = cluster
         self._clock = clock
-        self._rules = rules
+        self._read_rules = rules
+        self._rules = queue.Rules()
         self._capacity = queue.Capacity()
         self._waits: dict[str, queue.KeepWaiting] = {}
         # What the queue works out of a job's spec, it remembers in these.
@@ -85,7 +87,8 @@ class Scheduler:
     async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
         nodes = await self.rooms()
         now = self._clock()
-        decisions = queue.decide(waiting, nodes, self._running(), self._rules(), now, self._capacity)
+        self._look_at_rules()
+        decisions = queue.decide(waiting, nodes, self._running(), self._rules, now, self._capacity)
         waits = {one.job_id: one for one in decisions if isinstance(one, queue.KeepWaiting)}
         news = {job_id for job_id, one in waits.items() if self._is_news(one)}
         self._waits = waits
@@ -99,6 +102,13 @@ class Scheduler:
                 case queue.KeepWaiting(job_id) if job_id in news:
                     told.append((job_id, PlacementDeferred(now, decision.text)))
         await asyncio.gather(*(self._ledger.tell(job_id, event) for job_id, event in told))
+
+    def _look_at_rules(self) -> None:
+        """Follow the settings; while they are wrong, those that were right last hold: jobs wait for a decision."""
+        try:
+            self._rules = self._read_rules()
+        except UsageError as error:
+            log.error("the settings of the queue cannot be used, the last ones hold: %s", error)
 
     def _is_news(self, wait: queue.KeepWaiting) -> bool:
         """Whether the job waits for something else than before: numbers change with every job that starts, and nobody

@@ -15,6 +15,7 @@ from sqlalchemy.pool import Pool
 
 from raycontrol.controller import Controller
 from raycontrol.duties import InstanceGone
+from raycontrol.errors import UsageError
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Job, Submission
 from raycontrol.placement import Node
@@ -221,7 +222,7 @@ class Site:
         name: str = "east",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.rules = Rules()
+        self.rules: Rules | UsageError = Rules()
         self.home = home
         self.cluster = cluster
         self.name = name
@@ -229,9 +230,14 @@ class Site:
         self.controller = self._new()
 
     def _new(self) -> Controller:
-        controller = Controller(str(self.home), self.name, self.cluster, self.clock, rules=lambda: self.rules)
+        controller = Controller(str(self.home), self.name, self.cluster, self.clock, rules=self._rules)
         self.cluster.attach(controller)
         return controller
+
+    def _rules(self) -> Rules:
+        if isinstance(self.rules, UsageError):
+            raise self.rules
+        return self.rules
 
     async def restart(self) -> Controller:
         await self.kill()

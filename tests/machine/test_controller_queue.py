@@ -159,6 +159,21 @@ async def test_a_user_s_limit_holds_his_next_job_back(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_settings_that_are_wrong_stop_nobody(tmp_path: Path) -> None:
+    here = site(tmp_path, hosts="abcd")
+    here.rules = Rules(user_jobs=1)
+    await here.submit("first-1")
+    await here.reaches("first-1", JobState.RUNNING)
+    here.rules = UsageError("settings.yaml: user_jobs: must be a whole number of at least 1, got 'two'")
+    await here.submit("second-1")
+    second = await here.shows("second-1", lambda info: info.pending is not None)
+    assert second.pending is not None and "may have 1" in second.pending, "what was right last holds"
+    await here.controller.stop("first-1", "seen enough", True)
+    await here.reaches("second-1", JobState.RUNNING)
+    await finish(here, "second-1")
+
+
+@in_loop
 async def test_ten_waiting_jobs_tell_once_what_they_wait_for(tmp_path: Path) -> None:
     """Their places change with each job that starts; only who asks is told so, not the store."""
     here = site(tmp_path)
