@@ -32,7 +32,7 @@ from raycontrol.retention import Limits
 from raycontrol.scheduler import Scheduler
 from raycontrol.spec import Site
 from raycontrol.status import Event, JobInfo, JobState, Note, QueueEntry, Wish
-from raycontrol.store import Store
+from raycontrol.store import JobRow, Store
 from raycontrol.survey import Survey
 from raycontrol.version import __version__
 
@@ -256,13 +256,18 @@ class Controller:
         """Return jobs, newest first; see ``Store.jobs``."""
         await self.started()
 
-        def read(store: Store) -> list[JobInfo]:
-            found = store.jobs(states=states, user=user, limit=limit, labels=labels, text=text, before=before)
-            return read_infos(found, store)
+        living = dict(self._ledger.jobs)
 
-        infos = await self._held.ask(read)
-        jobs = self._ledger.jobs
-        return [self._with_why(info, jobs[info.id]) if info.id in jobs else info for info in infos]
+        def read(store: Store) -> list[Job | JobInfo]:
+            """Jobs that have not ended are at hand; to read one from its row takes checking its spec again."""
+            found = store.jobs(states=states, user=user, limit=limit, labels=labels, text=text, before=before)
+            at_hand = {row.id: living[row.id] for row in found if _is_as_stored(living.get(row.id), row)}
+            others = {info.id: info for info in read_infos((r for r in found if r.id not in at_hand), store)}
+            shown = (at_hand.get(row.id) or others.get(row.id) for row in found)
+            return [one for one in shown if one is not None]
+
+        listed = await self._held.ask(read)
+        return [self._info(one) if isinstance(one, Job) else one for one in listed]
 
     def _with_why(self, info: JobInfo, job: Job) -> JobInfo:
         """Say what a waiting job waits for now."""
@@ -352,6 +357,11 @@ class Controller:
 
     def _info(self, job: Job) -> JobInfo:
         return self._with_why(info_of(job, self._home), job)
+
+
+def _is_as_stored(job: Job | None, row: JobRow) -> bool:
+    """Whether a job that is at hand is in the state by which its row was found: the store may be ahead by a moment."""
+    return job is not None and job.state is row.state
 
 
 def _submitted_by(submission: Submission) -> str:
