@@ -334,6 +334,7 @@ COUNTING = """
 trap 'echo TERM' TERM; trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo USR1' USR1; trap 'echo USR2' USR2
 echo $$ > $OUT/child.new; mv $OUT/child.new $OUT/child
 while [ ! -e $OUT/done ]; do sleep 0.02; done
+exit 0  # and not the 130 of a sleep that got a ^C
 """
 
 
