@@ -130,9 +130,16 @@ class Duties:
                 self._ended.setdefault(job.id, set()).add(task)
         for command in wanted:
             if (job.id, command) not in self._tasks:
-                self._tasks[job.id, command] = asyncio.ensure_future(_logged(self._carry_out(job, command)))
+                self._tasks[job.id, command] = asyncio.ensure_future(self._do(job, command))
         if job.state.terminal:
             self._ended.pop(job.id, None)
+
+    async def _do(self, job: Job, command: Command) -> None:
+        try:
+            await self._carry_out(job, command)
+        except Exception:
+            log.exception("a duty failed in a way nobody foresaw")
+            raise
 
     async def _carry_out(self, job: Job, command: Command) -> None:
         match command:
@@ -210,11 +217,3 @@ def _preparation(job: Job, name: str) -> Preparation:
         idle_gpu_warn_s=settled.timeouts.idle_gpu_warn_s or 0.0,
         rdma=rdma.may_be_used(job.spec),
     )
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except Exception:
-        log.exception("a duty failed in a way nobody foresaw")
-        raise
