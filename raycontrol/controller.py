@@ -99,7 +99,7 @@ class Controller:
         """Store a job and queue it. The same id or key again returns the job as it is: a retried call submits once.
 
         Raises KeyReused for a key that came with another fingerprint, UsageError for secrets without a value, IdTaken for
-        an id that another user's job has.
+        an id that another user's job has or a removed one had.
         """
         await self.started()
         if submission.version != __version__:

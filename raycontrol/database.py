@@ -92,6 +92,12 @@ MIGRATIONS: tuple[Migration, ...] = (
         """CREATE INDEX events_of_ends ON events (job_id, reason, state)
             WHERE state IN ('SUCCEEDED', 'FAILED', 'STOPPED')""",
     ),
+    (
+        # An id names folders, actors and streams of events; whoever still holds one must not meet another job under it.
+        "CREATE TABLE removed (id TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
+        """CREATE TRIGGER removed_jobs_are_remembered AFTER DELETE ON jobs
+            BEGIN INSERT OR IGNORE INTO removed (id) VALUES (OLD.id); END""",
+    ),
 )
 
 metadata = MetaData()
@@ -181,6 +187,7 @@ secrets = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )
+removed = Table("removed", metadata, Column("id", Text, primary_key=True))
 
 # Closing any descriptor of a file drops this process's locks on it, SQLite's included: no thread may make the
 # file while another opens it.

@@ -5,7 +5,7 @@
     RaycontrolError                 exit status 125
     ├── UsageError                  2    wrong call or argument; nothing was changed
     │   ├── SpecError               2    a spec with all of its faults
-    │   ├── IdTaken                 2    a job id that another user's job has
+    │   ├── IdTaken                 2    a job id that another user's job has, or a removed one had
     │   └── KeyReused               2    an idempotency key that stands for another request
     ├── JobNotFound                 2    no job of that id (or more than one of that prefix)
     ├── PackageError                2    the working directory cannot be packed or unpacked
@@ -83,14 +83,16 @@ class SpecError(UsageError):
 
 
 class IdTaken(UsageError):
-    """Another user's job has the id that a new job was to have."""
+    """Another user's job has the id that a new job was to have, or one that was ``removed`` had it."""
 
-    def __init__(self, job_id: str) -> None:
-        super().__init__(job_id)
+    def __init__(self, job_id: str, removed: bool = False) -> None:
+        super().__init__(job_id, removed)
         self.job_id = job_id
+        self.removed = removed
 
     def __str__(self) -> str:
-        return f"job id {self.job_id!r} is taken; choose another"
+        why = "was used by a job that has been removed" if self.removed else "is taken"
+        return f"job id {self.job_id!r} {why}; choose another"
 
 
 class KeyReused(UsageError):

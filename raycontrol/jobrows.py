@@ -91,7 +91,7 @@ def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
 
 
 def _listed(row: JobRow, store: Store) -> JobInfo | None:
-    key = (str(store.home), row.id, row.submitted_at)  # an id may come again when its job was removed
+    key = (str(store.home), row.id, row.submitted_at)  # another store may have been put in the place of one
     if key in _ended:
         return _ended[key]
     found = next(iter(readable([row])), None)

@@ -19,8 +19,8 @@ from sqlalchemy.exc import IntegrityError
 from raycontrol import accessrows, flocks, metricrows
 from raycontrol import leases as _leases
 from raycontrol.accessrows import AccessRows, Belongings
-from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs
-from raycontrol.errors import StoreError, StoreRefused
+from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs, removed
+from raycontrol.errors import IdTaken, StoreError, StoreRefused
 from raycontrol.leases import Lease, LeaseRow
 from raycontrol.status import Event, JobState, Metrics, Note
 
@@ -111,13 +111,16 @@ class Store:
         lease: Lease | None = None,
         belongings: Belongings | None = None,
     ) -> Event:
-        """Store a new job, its first event and what belongs to it, or nothing. Raises StoreError when there is a job of this id.
+        """Store a new job, its first event and what belongs to it, or nothing.
 
+        Raises StoreError when there is a job of this id, IdTaken when there was one: an id is never used twice.
         With a ``lease``, here and in ``save``: only if it is still this process's (StoreOwned otherwise).
         """
         with self._database.writing() as connection:
             if lease is not None:
                 _leases.check(connection, lease)
+            if connection.execute(select(removed).where(removed.c.id == row.id)).first() is not None:
+                raise IdTaken(row.id, removed=True)
             try:
                 connection.execute(insert(jobs).values(_columns(row)))
             except IntegrityError as error:
@@ -215,7 +218,9 @@ class Store:
             return metricrows.read(connection, cluster)
 
     def remove(self, job_ids: Iterable[str]) -> None:
-        """Forget these jobs and their events; ids that are not there are passed over.
+        """Forget these jobs and their events, but not their ids (a trigger of the schema sees to that).
+
+        Ids that are not there are passed over.
 
         Raises StoreError, and removes none, when one has not ended and its cluster has a living controller.
         """

@@ -67,6 +67,7 @@ class FakeDoor:
         self.pause: threading.Event | None = None
         self.nodes_pause: threading.Event | None = None
         self._jobs: dict[str, JobInfo] = {}
+        self._removed: set[str] = set()
         self._events: dict[str, list[Event]] = {}
         self._tokens: dict[str, tuple[TokenInfo, tokens.Parsed]] = {}
         self._changed = threading.Condition()
@@ -230,6 +231,7 @@ class FakeDoor:
         self.calls.append(("prune", *job_ids))
         for job_id in job_ids:
             del self._jobs[job_id]
+            self._removed.add(job_id)
 
     def doubts(self, spec: JobSpec) -> str | None:
         return "no node has 64 CPUs" if spec.resources.cpu == 64 else None
@@ -261,6 +263,8 @@ class FakeDoor:
         known_job = self._jobs.get(submission.job_id)
         if known_job is not None and known_job.user != submission.user:
             raise IdTaken(submission.job_id)
+        if submission.job_id in self._removed:
+            raise IdTaken(submission.job_id, removed=True)
         if known_job is None:
             self.submissions[submission.job_id] = submission
             self.put(

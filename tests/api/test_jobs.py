@@ -71,6 +71,14 @@ def test_another_s_job_id_is_taken_and_nothing_of_that_job_is_told(api: Api) -> 
     assert answer.json()["detail"] == "job id 'digits-ab12cd' is taken; choose another"
 
 
+def test_the_id_of_a_removed_job_is_never_used_again(api: Api) -> None:
+    api.door.put(adas_job(JobState.SUCCEEDED))
+    assert api.request("DELETE", "/api/v1/jobs/digits-ab12cd", by="user").status_code == 204
+    answer = api.post("/api/v1/jobs", by="user", json={"spec": SPEC, "job_id": "digits-ab12cd"})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:raycontrol:id-taken")
+    assert "was used by a job that has been removed; choose another" in answer.json()["detail"]
+
+
 def test_every_fault_of_a_spec_is_told(api: Api) -> None:
     answer = api.post("/api/v1/jobs", json={"spec": {"nodes": 0, "priority": 12}})
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")

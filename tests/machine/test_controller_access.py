@@ -210,6 +210,22 @@ async def test_the_id_of_another_users_job_is_refused_and_tells_nothing_of_it(tm
 
 
 @in_loop
+async def test_the_id_of_a_removed_job_is_refused_for_ever(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.submit("digits-1")
+    await here.ends("digits-1")
+    await here.controller.prune(["digits-1"])
+    await here.restart()
+    with pytest.raises(
+        IdTaken, match="job id 'digits-1' was used by a job that has been removed; choose another"
+    ):
+        await here.submit("digits-1")
+    assert (await here.submit("digits-2")).id == "digits-2"
+    await here.ends("digits-2")
+    await finish(here)
+
+
+@in_loop
 async def test_the_first_event_names_the_request(tmp_path: Path) -> None:
     here = site(tmp_path)
     await here.submit("digits-1", request_id="5f0c8a")

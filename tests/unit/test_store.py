@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from raycontrol.database import MIGRATIONS, file_system_type, metadata, refuse_network_file_system
-from raycontrol.errors import StoreError
+from raycontrol.errors import IdTaken, StoreError
 from raycontrol.status import Event, JobState, Reason
 from raycontrol.store import Change, Store
 from tests.unit.store_rows import note, row
@@ -165,7 +165,30 @@ def test_a_removed_job_takes_its_events_along_and_numbers_are_not_used_again(sto
     store.remove(["a", "never-there"])
     assert store.job("a") is None
     assert store.events("a") == []
-    assert store.add(row("a"), note()).seq == 2
+    assert store.add(row("b"), note()).seq == 2
+
+
+def test_the_id_of_a_removed_job_is_never_used_again(store: Store) -> None:
+    store.add(row("a", state=JobState.FAILED), note())
+    store.remove(["a", "never-there"])
+    for user in ("ann", "bo"):
+        with pytest.raises(
+            IdTaken, match="job id 'a' was used by a job that has been removed; choose another"
+        ):
+            store.add(row("a", user=user), note())
+    assert store.jobs() == []
+    store.remove(["a"])
+    store.add(row("never-there"), note())
+
+
+def test_whoever_removes_a_job_its_id_is_remembered(store: Store) -> None:
+    store.add(row("a", state=JobState.FAILED), note())
+    connection = plain(store)
+    connection.execute("DELETE FROM jobs")
+    connection.commit()
+    connection.close()
+    with pytest.raises(IdTaken):
+        store.add(row("a"), note())
 
 
 def test_text_that_is_not_unicode_is_a_store_error(store: Store) -> None:
@@ -290,7 +313,7 @@ def test_a_store_of_a_newer_version_is_refused(store: Store) -> None:
     Store(store.home, migrations=NEXT).close()
     with pytest.raises(
         StoreError,
-        match=r"written by a newer raycontrol \(schema 3, this one knows up to 2\); install the newer",
+        match=r"written by a newer raycontrol \(schema 4, this one knows up to 3\); install the newer",
     ):
         Store(store.home)
 
