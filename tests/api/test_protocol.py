@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -59,16 +61,17 @@ class ByHand:
 
 
 class Wire:
-    """A transport that holds ``held`` bytes that the client has not taken."""
+    """A transport, and its socket, of whose bytes the client has taken ``taken``."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.taken = 0
         self.closed = False
         self.aborted = False
         self.options: list[tuple[Any, ...]] = []
 
-    def get_write_buffer_size(self) -> int:
-        return self.held
+    def getsockopt(self, level: int, option: int, length: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return bytes(length - 8) + self.taken.to_bytes(8, sys.byteorder)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self if name == "socket" else default
@@ -149,7 +152,6 @@ def test_after_a_long_answer_the_client_has_its_whole_time_for_the_next_head(con
 
 
 def test_who_takes_nothing_of_an_answer_is_cut_off(connection: Connection) -> None:
-    connection.wire.held = 1000
     connection.protocol.pause_writing()
     connection.loop.pass_s(29)
     assert not connection.wire.aborted
@@ -159,10 +161,9 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(connection: Connection) -> No
 
 
 def test_who_takes_little_of_an_answer_is_waited_for(connection: Connection) -> None:
-    connection.wire.held = 1000
     connection.protocol.pause_writing()
     for _ in range(10):
-        connection.wire.held -= 1
+        connection.wire.taken += 1
         connection.loop.pass_s(30)
     assert not connection.wire.aborted
     connection.loop.pass_s(30)
@@ -170,7 +171,6 @@ def test_who_takes_little_of_an_answer_is_waited_for(connection: Connection) -> 
 
 
 def test_who_has_taken_all_of_an_answer_is_left_alone(connection: Connection) -> None:
-    connection.wire.held = 1000
     connection.protocol.pause_writing()
     connection.protocol.resume_writing()
     connection.loop.pass_s(1000)

@@ -12,6 +12,7 @@ import socket
 import ssl
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,43 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(tmp_path: Path, door: FakeDoo
         client.sendall(request.encode())
         until(lambda: cut_off(client), "the end of the connection")
         assert received_of(client) < 32 << 20
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_who_takes_an_answer_slowly_gets_all_of_it(tmp_path: Path, door: FakeDoor, tls: bool) -> None:
+    token = door.let_in("root", "root", Role.ADMIN)
+    write_log(tmp_path, b"x" * (8 << 20))
+    cert, key = certificate(tmp_path)
+    listen = Listen("127.0.0.1", 0, str(cert), str(key)) if tls else LOCAL
+    request = (
+        "GET /api/v1/jobs/digits-ab12cd/logs/worker-0 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Authorization: Bearer {token}\r\n\r\n"
+    )
+    with running(tmp_path, door, listen, write_s=0.5) as url, little_by_little(url) as plain:
+        context = ssl.create_default_context(cafile=str(cert))
+        client = context.wrap_socket(plain, server_hostname="127.0.0.1") if tls else plain
+        client.sendall(request.encode())
+        received = read_slowly(client, 0.02, until_s=2)
+        received += received_of(client)
+    assert received > 8 << 20
+
+
+def little_by_little(url: str) -> socket.socket:
+    """Return a connection whose kernel takes no more for its reader than a few pieces."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    return client
+
+
+def read_slowly(client: socket.socket, every_s: float, until_s: float) -> int:
+    """Read a piece each time, and no more; return how much that was."""
+    began, received = time.monotonic(), 0
+    for number in range(int(until_s / every_s)):
+        until(lambda: time.monotonic() >= began + number * every_s, "the next piece")  # noqa: B023
+        received += len(client.recv(8 << 10))
+    return received
 
 
 def cut_off(client: socket.socket) -> bool:
