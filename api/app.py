@@ -25,6 +25,7 @@ from raycontrol.api import (
     tokenroutes,
 )
 from raycontrol.api.answers import Answers
+from raycontrol.api.audits import Audits
 from raycontrol.api.calls import Calls
 from raycontrol.api.edge import Edge
 from raycontrol.api.files import LogFiles
@@ -85,6 +86,7 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
         measures=Measures(),
         limits=config.limits,
         package_cap_bytes=config.package_cap_bytes,
+        audits=Audits(calls, config.limits.audit_retry_s),
         refusals=Buckets(config.limits.refusals_per_s, config.limits.refusals_burst),
         uploads=Uploads(config.limits.uploads_per_user),
     )
@@ -117,6 +119,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     hub: Hub = app.state.hub
     hub.watchers.close()
+    hub.audits.close()
     hub.calls.close()
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from raycontrol.api.limits import Limits
 from raycontrol.api.problems import Busy
-from raycontrol.api.shares import Shares
+from raycontrol.api.shares import Shares, Turns
 from raycontrol.errors import ControllerUnavailable
 from raycontrol.readers import ServerDoor
 
@@ -32,6 +32,7 @@ class Calls:
         self._entrance = Entrance(open_door)
         self._answer_s = limits.answer_s
         self._shares = Shares(limits.calls_per_token, "requests that wait for the cluster")
+        self._turns = Turns(max(1, limits.calls // 2))
         self._short = Crew("call", limits.calls, limits.waiting_calls)
         # Watching takes a thread for as long as it waits; it must not keep the others from asking. A watcher that nobody
         # needs any more still waits to the end of its call.
@@ -48,11 +49,15 @@ class Calls:
         Raises TooMany when the token of the request waits for as many calls as it may.
         """
         with self.counted():
-            asked = self._short.do(lambda: self._entrance.at_the_door(work))
             try:
-                return await asyncio.wait_for(asked, self._answer_s)
+                return await asyncio.wait_for(self._asked(work), self._answer_s)
             except asyncio.TimeoutError:
                 raise Busy(f"the cluster has not answered in {self._answer_s:g} s; try again") from None
+
+    async def _asked(self, work: Callable[[ServerDoor], T]) -> T:
+        """One token's calls may all have to wait long, as for a store that takes nothing; others are answered meanwhile."""
+        async with self._turns.one():
+            return await self._short.do(lambda: self._entrance.at_the_door(work))
 
     async def watch(self, work: Callable[[ServerDoor], T]) -> T:
         """As ``ask``, for what waits at the door for something to happen."""

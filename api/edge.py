@@ -127,11 +127,7 @@ class _Answer:
         visit = self._visit
         if visit.change is None or visit.identity is None or self._is_too_much(visit.identity.token):
             return
-        entry = _entry(visit, visit.change, self.status)
-        try:
-            await self._hub.calls.record(lambda door: door.audit(entry))
-        except Exception:  # what was done is done, and has to be answered
-            log.exception("not in the audit: %s", entry)
+        await self._hub.audits.add(_entry(visit, visit.change, self.status))
 
     def _is_too_much(self, token: str) -> bool:
         """Whether this is one refusal more than the audit takes of a token, which must not fill it."""

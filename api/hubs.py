@@ -15,6 +15,7 @@ from raycontrol.archive import Archive
 
 if TYPE_CHECKING:
     from raycontrol.api.answers import Answers
+    from raycontrol.api.audits import Audits
     from raycontrol.api.guards import Authenticator
     from raycontrol.api.listings import Listing
     from raycontrol.api.measures import Measures
@@ -39,6 +40,7 @@ class Hub:
     measures: Measures
     limits: Limits
     package_cap_bytes: int
+    audits: Audits
     refusals: Buckets
     uploads: Uploads
 

@@ -14,15 +14,15 @@ MIB = 1024 * 1024
 class Limits:
     """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong, ``strangers_…`` those of
     its tokens never seen before that are looked at even after that; ``refusals_…`` how many refused changes of a token the audit
-    takes. A job, and a list, is shown as it was up to ``glance_s`` ago where it is only looked at in passing. Every
+    takes, and every ``audit_retry_s`` it is asked again to take what it did not. A job, and a list, is shown as it was up to ``glance_s`` ago where it is only looked at in passing. Every
     ``recheck_s`` the tokens of streams are looked at again.
 
     ``followers_per_job``, ``followers_per_token`` and ``followers`` count streams and long polls that wait; ``watched_jobs``
     the jobs that they wait for, each of which takes a thread. A body has to be there within ``body_s`` seconds, a piece of
     a package within ``piece_s``; a user may have ``uploads_per_user`` packages that are not whole yet. The head of a request
     within ``request_s`` (twice that at most); who takes nothing of an answer for ``write_s`` is cut off. ``calls`` go to the
-    cluster at a time, ``waiting_calls`` wait for their turn, ``calls_per_token`` of both are one token's, and ``answer_s`` is
-    how long they may take together; ``requests`` are answered at a time, streams among them.
+    cluster at a time, ``waiting_calls`` wait for their turn, ``calls_per_token`` of both are one token's, which has half of ``calls`` at a
+    time, and ``answer_s`` is how long they may take together; ``requests`` are answered at a time, streams among them.
     """
 
     rate_per_s: float = 50
@@ -34,6 +34,7 @@ class Limits:
     refusals_per_s: float = 0.1
     refusals_burst: int = 60
     recheck_s: float = 15
+    audit_retry_s: float = 5
     glance_s: float = 1.0
     body_bytes: int = MIB
     piece_bytes: int = 8 * MIB

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from weakref import WeakValueDictionary
 
 from raycontrol.api.problems import TooMany
 from raycontrol.api.visits import caller
@@ -39,3 +41,18 @@ class Shares:
             self._held[token] -= 1
             if not self._held[token]:
                 del self._held[token]
+
+
+class Turns:
+    """Lets each token have ``most`` of one thing at a time, and its others wait; what is for nobody need not wait."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def one(self) -> AbstractAsyncContextManager[None]:
+        """Take one when it is the turn of the request that is answered here."""
+        token = caller()
+        return (
+            nullcontext() if token is None else self._turns.setdefault(token, asyncio.Semaphore(self._most))
+        )

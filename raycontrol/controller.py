@@ -149,10 +149,13 @@ class Controller:
         return job
 
     async def stop(self, job_id: str, why: str, force: bool = False) -> JobInfo:
-        """Ask a job to stop; return when that is stored, which is before it has stopped. A job that has ended stays as it is."""
+        """Ask a job to stop; return when that is stored, which is before it has stopped. A job that has ended stays as it is.
+
+        Raises StoreError, and nothing happens, when the store takes nothing now.
+        """
         await self.started()
         if job_id in self._ledger.jobs:
-            await self._ledger.tell(job_id, StopRequested(self._clock(), why, force))
+            await self._ledger.ask(job_id, StopRequested(self._clock(), why, force))
         return await self.info(job_id)
 
     async def info(self, job_id: str) -> JobInfo:

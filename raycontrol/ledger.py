@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from raycontrol import demands, lifecycle
 from raycontrol.accessrows import Belongings
@@ -25,8 +25,25 @@ RETRY_MAX_S = 5.0
 LONGEST_LOOK_AHEAD_S = 20.0
 
 
+@dataclass(frozen=True)
+class _Told:
+    """``stored`` is set when the event is stored. One that was ``asked`` for is refused where the store takes nothing."""
+
+    job_id: str
+    event: JobEvent
+    stored: asyncio.Future[None] | None = None
+    asked: bool = False
+
+    @property
+    def refused(self) -> bool:
+        stored = self.stored
+        return (
+            stored is not None and stored.done() and not stored.cancelled() and stored.exception() is not None
+        )
+
+
 class Ledger:
-    """Takes events in (``tell``, ``post``, ``report``), advances the jobs, stores them, and lets ``Duties`` act.
+    """Takes events in (``tell``, ``ask``, ``post``, ``report``), advances the jobs, stores them, and lets ``Duties`` act.
 
     ``load``, then ``resume`` and the two loops. ``look`` is set when the queue has something new to decide: a job waits,
     or is about to give its nodes back.
@@ -39,7 +56,9 @@ class Ledger:
         self._secrets: dict[str, dict[str, str]] = {}
         self._lags: dict[str, float] = {}
         self._offsets: dict[tuple[str, str], float] = {}
-        self._inbox: asyncio.Queue[tuple[str, JobEvent, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Told] = asyncio.Queue()
+        self._asked: set[asyncio.Future[None]] = set()
+        self._trouble: StoreError | None = None
         self._duties = Duties(cluster, clock, self.post, lambda job_id: self._secrets.get(job_id, {}))
         self._changed = asyncio.Condition()
         self.look = asyncio.Event()
@@ -73,12 +92,25 @@ class Ledger:
     async def tell(self, job_id: str, event: JobEvent) -> None:
         """Put an event in and return when it is stored."""
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait((job_id, event, stored))
+        self._inbox.put_nowait(_Told(job_id, event, stored))
+        await stored
+
+    async def ask(self, job_id: str, event: JobEvent) -> None:
+        """As ``tell``, for whoever can be told that it was not stored: raises StoreError where the store takes nothing now.
+
+        Then the event has not happened, and will not.
+        """
+        if self._trouble is not None:
+            raise StoreError(str(self._trouble))
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.add(stored)
+        stored.add_done_callback(self._asked.discard)
+        self._inbox.put_nowait(_Told(job_id, event, stored, asked=True))
         await stored
 
     def post(self, job_id: str, event: JobEvent) -> None:
         """Put an event in."""
-        self._inbox.put_nowait((job_id, event, None))
+        self._inbox.put_nowait(_Told(job_id, event))
 
     async def report(self, reports: Sequence[Report], ahead_s: float) -> None:
         """Take what an instance reports; return once it is stored.
@@ -119,18 +151,21 @@ class Ledger:
             batch = [await self._inbox.get()]
             while not self._inbox.empty():
                 batch.append(self._inbox.get_nowait())
-            await self._take(batch)
+            for part in _apart(batch):
+                if left := [told for told in part if not told.refused]:
+                    await self._take(left)
 
-    async def _take(self, batch: Sequence[tuple[str, JobEvent, asyncio.Future[None] | None]]) -> None:
-        """Advance the jobs, store all of it in one commit, then act and acknowledge."""
+    async def _take(self, batch: Sequence[_Told]) -> None:
+        """Advance the jobs, store all of it in one commit, then act and acknowledge. What was asked for comes alone."""
         advanced: dict[str, Job] = {}
         rows: dict[str, JobRow] = {}
         notes: dict[str, list[Note]] = {}
-        for job_id, event, _ in batch:
+        for told in batch:
+            job_id = told.job_id
             job = advanced.get(job_id) or self._jobs.get(job_id)
             if job is None:
                 continue
-            stepped = _advanced(job, event)
+            stepped = _advanced(job, told.event)
             if stepped is None:
                 continue
             step, rows[job_id] = stepped
@@ -140,7 +175,12 @@ class Ledger:
             job_id: job for job_id, job in advanced.items() if job != self._jobs[job_id] or notes[job_id]
         }
         if changed:
-            await self._save([Change(rows[job_id], tuple(notes[job_id])) for job_id in changed])
+            changes = [Change(rows[job_id], tuple(notes[job_id])) for job_id in changed]
+            if not any(told.asked for told in batch):
+                await self._save(changes)
+            elif (error := await self._try_to_save(changes)) is not None:
+                self._refuse_asked(error)
+                return
         for job_id, job in changed.items():
             if job.since != self._jobs[job_id].since:
                 self._lags[job_id] = self._clock() - job.since
@@ -150,9 +190,9 @@ class Ledger:
                 self._forget(job)
             if job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
                 self.look.set()
-        for _, _, stored in batch:
-            if stored is not None and not stored.done():
-                stored.set_result(None)
+        for told in batch:
+            if told.stored is not None and not told.stored.done():
+                told.stored.set_result(None)
         await self._announce()
 
     async def _save(self, changes: Sequence[Change]) -> None:
@@ -161,24 +201,39 @@ class Ledger:
         One that the store will never take must not keep the others waiting: it is logged, and what it says is lost.
         """
         pause_s = RETRY_FIRST_S
-        while True:
-            try:
-                await self._held.ask(lambda store: store.save(changes, lease=self._held.lease))
-                return
-            except StoreOwned:
-                raise
-            except StoreRefused:
-                log.exception("the store refuses changes of %s", ", ".join(item.row.id for item in changes))
-                if len(changes) > 1:
-                    for change in changes:
-                        await self._save([change])
-                return
-            except StoreError:
-                log.exception(
-                    "the store does not take %d changes; trying again in %.1f s", len(changes), pause_s
-                )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_MAX_S)
+        while (error := await self._try_to_save(changes)) is not None:
+            self._trouble = error
+            self._refuse_asked(error)
+            log.error(
+                "the store does not take %d changes; trying again in %.1f s",
+                len(changes),
+                pause_s,
+                exc_info=error,
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+        self._trouble = None
+
+    async def _try_to_save(self, changes: Sequence[Change]) -> StoreError | None:
+        """Return why the store does not take the changes now, None when it has, or never will."""
+        try:
+            await self._held.ask(lambda store: store.save(changes, lease=self._held.lease))
+        except StoreOwned:
+            raise
+        except StoreRefused:
+            log.exception("the store refuses changes of %s", ", ".join(item.row.id for item in changes))
+            if len(changes) > 1:
+                for change in changes:
+                    await self._save([change])
+        except StoreError as error:
+            return error
+        return None
+
+    def _refuse_asked(self, error: StoreError) -> None:
+        """Tell all who asked for something that waits. They can ask again; here they would wait for as long as it takes."""
+        for stored in self._asked:
+            if not stored.done():
+                stored.set_exception(StoreError(str(error)))
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.id]
@@ -208,6 +263,19 @@ class Ledger:
         limit = demands.deadline(job)
         waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
         return limit if limit is None or not waits_for_others else limit + self._lags.get(job.id, 0.0)
+
+
+def _apart(batch: Sequence[_Told]) -> Iterator[list[_Told]]:
+    """Yield what was asked for one by one, and what comes between together."""
+    together: list[_Told] = []
+    for told in batch:
+        if not told.asked:
+            together.append(told)
+            continue
+        yield together
+        together = []
+        yield [told]
+    yield together
 
 
 def _advanced(job: Job, event: JobEvent) -> tuple[lifecycle.Step, JobRow] | None:

@@ -18,6 +18,7 @@ import httpx
 from raycontrol import tokens
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.api.app import Config, make_app
+from raycontrol.api.audits import Audits
 from raycontrol.api.limits import Limits
 from raycontrol.api.watchers import Watchers
 from raycontrol.errors import (
@@ -472,7 +473,7 @@ class Api:
 
     def close(self) -> None:
         hub = self.app._hub
-        self.run(_ended(hub.watchers))
+        self.run(_ended(hub.watchers, hub.audits))
         hub.calls.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -486,8 +487,9 @@ class Api:
             return await client.request(method, path, headers=headers, **rest)
 
 
-async def _ended(watchers: Watchers) -> None:
+async def _ended(watchers: Watchers, audits: Audits) -> None:
     watchers.close()
+    audits.close()
     while len(asyncio.all_tasks()) > 1:
         await asyncio.sleep(0)
 

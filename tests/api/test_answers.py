@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -225,6 +226,19 @@ def test_one_token_s_calls_leave_room_for_the_others(make_api: Callable[..., Api
         api.door.nodes_pause.set()
         until(lambda: first.over, "the first answer")
     assert api.get("/api/v1/queue", by="operator").status_code == 200
+
+
+def test_one_token_s_calls_under_way_leave_threads_for_the_others(make_api: Callable[..., Api]) -> None:
+    api = make_api(calls=4)
+    api.door.nodes_pause = threading.Event()
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(api.live("/api/v1/nodes", by="operator"))
+        until(lambda: api.door.asked_for_nodes == 2, "as many calls as a token may have under way")
+        assert api.get("/api/v1/queue", by="other").status_code == 200
+        assert api.door.asked_for_nodes == 2
+        api.door.nodes_pause.set()
+        until(lambda: api.door.asked_for_nodes == 6, "the calls that waited for their turn")
 
 
 def test_one_token_s_followers_leave_room_for_the_others(make_api: Callable[..., Api]) -> None:

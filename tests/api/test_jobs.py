@@ -11,7 +11,7 @@ from raycontrol.api.problems import TooMany
 from raycontrol.api.uploads import Uploads
 from raycontrol.errors import StoreError
 from raycontrol.status import JobState, Reason
-from tests.api.fakes import DIGEST, Api, adas_job, fault, lost
+from tests.api.fakes import DIGEST, Api, adas_job, fault, lost, until
 from tests.fake_client import job_info
 
 SPEC = {"name": "digits", "command": "torchrun train.py"}
@@ -446,6 +446,17 @@ def test_what_was_done_is_answered_and_logged_where_the_audit_takes_nothing(
     (record,) = [record for record in caplog.records if "not in the audit" in record.getMessage()]
     assert "request_id='r1'" in record.getMessage()
     assert "action='submit'" in record.getMessage()
+
+
+def test_what_the_audit_did_not_take_comes_into_it_later(make_api: Callable[..., Api]) -> None:
+    api = make_api(audit_retry_s=0.01)
+    api.door.audit_error = StoreError("the disk is full")
+    for name in ("r1", "r2"):
+        api.post("/api/v1/jobs", by="user", json={"spec": SPEC}, headers={"X-Request-ID": name})
+    assert api.door.audited == []
+    api.door.audit_error = None
+    until(lambda: len(api.door.audited) == 2, "the entries")
+    assert [entry.request_id for entry in api.door.audited] == ["r1", "r2"]
 
 
 def test_a_job_shows_its_instances(api: Api) -> None:

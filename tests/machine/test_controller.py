@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raycontrol.controller import Controller
-from raycontrol.errors import JobNotFound, StoreOwned, VersionMismatch
+from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismatch
 from raycontrol.events import InstanceNoted, InstancePrepared, Report, RunExited, StagePassed
 from raycontrol.job import Ended
 from raycontrol.status import InstanceState, JobState, Reason
@@ -458,6 +458,31 @@ async def test_a_job_runs_on_while_the_store_takes_nothing(tmp_path: Path) -> No
         assert (info.state, stop_calls) == (JobState.RUNNING, [])  # what is not stored has not happened
     ended = await here.ends("digits-1")
     assert (ended.state, {i.exit_code for i in ended.instances}) == (JobState.SUCCEEDED, {0})
+    await finish(here)
+
+
+@in_loop
+async def test_a_stop_that_the_store_does_not_take_is_refused_at_once_and_never_happens(
+    tmp_path: Path,
+) -> None:
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    with refusing(tmp_path):
+        for _ in range(2):
+            with pytest.raises(StoreError, match="database or disk is full"):
+                await asyncio.wait_for(here.controller.stop("digits-1", "too late"), 5)
+        note = InstanceNoted(time.time(), "digits-1.0", "worker-0", "its log waits on the node")
+        reported = asyncio.ensure_future(here.controller.report(time.time(), [note]))
+        stops = [here.controller.stop("digits-1", f"while it retries {number}") for number in range(3)]
+        refused = await asyncio.wait_for(asyncio.gather(*stops, return_exceptions=True), 5)
+        assert [type(error) for error in refused] == [StoreError] * 3
+        assert not reported.done()
+    await asyncio.wait_for(reported, 10)
+    assert (await here.story("digits-1"))[-1].message == "worker-0: its log waits on the node"
+    assert (await here.controller.info("digits-1")).state is JobState.RUNNING
+    await here.controller.stop("digits-1", "seen enough")
+    assert "seen enough" in str((await here.ends("digits-1")).verdict)
     await finish(here)
 
 
