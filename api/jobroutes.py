@@ -19,7 +19,7 @@ from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, NewPriority,
 from raycontrol.api.pages import place_of
 from raycontrol.api.plans import stored_plan
 from raycontrol.api.problems import Conflict, Unfit, UnknownMedia
-from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, end_event, event
+from raycontrol.api.sse import BEAT, BEAT_S, begin, end_event, event
 from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
@@ -302,17 +302,17 @@ async def stream_events(
     last_event_id: Annotated[int | None, Header(ge=0, le=2**62)] = None,
 ) -> EventStream:
     """Follow a job's events until it ends, as server-sent events whose id is the event's `seq`."""
-    begin = after if last_event_id is None else last_event_id
+    start = after if last_event_id is None else last_event_id
     return EventStream(
         hub_of(request).watchers,
         job,
-        lambda watcher: _stream(request, watcher, begin),
+        lambda watcher: _stream(request, watcher, start),
         lambda: shut_out(request),
     )
 
 
 async def _stream(request: Request, watcher: Watcher, after: int) -> AsyncIterator[bytes]:
-    yield BEGIN
+    yield begin(after)
     while True:
         mark, over = watcher.mark(), watcher.over
         found = await _events_of(request, watcher, after)

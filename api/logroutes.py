@@ -32,7 +32,7 @@ from raycontrol.api.jobroutes import Attempt
 from raycontrol.api.logevents import MOST_LOGS, LogsCutter
 from raycontrol.api.models import LogRead, Place
 from raycontrol.api.problems import Conflict, NoSuchRange, NotThere, Unfit
-from raycontrol.api.sse import BEAT, BEAT_S, BEGIN, LineCutter, end_event, log_events
+from raycontrol.api.sse import BEAT, BEAT_S, LineCutter, begin, end_event, log_events
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.errors import Fault
 from raycontrol.status import JobInfo
@@ -134,11 +134,11 @@ async def read_log(
     if last_event_id is None and tail is not None:
         offset = await hub.calls.read(lambda: files.tail_offset(instance, tail))
     if follow:
-        begin = offset or 0
+        start = offset or 0
         return EventStream(
             hub.watchers,
             job,
-            lambda watcher: _follow(hub, watcher, files, wanted, instance, begin),
+            lambda watcher: _follow(hub, watcher, files, wanted, instance, start),
             lambda: shut_out(request),
         )
     span = _range(range_, size) if offset is None and limit is None else None
@@ -249,7 +249,7 @@ async def _follow(
     hub: Hub, watcher: Watcher, files: LogFiles, attempt: int, instance: str, offset: int
 ) -> AsyncIterator[bytes]:
     """Yield a log's lines until its attempt has ended and all was read. What it has ended with is looked for after that."""
-    yield BEGIN
+    yield begin(f"{attempt}:{offset}")
     cutter = LineCutter(offset)
 
     def read(place: int) -> bytes:
@@ -282,7 +282,7 @@ async def _grown(watcher: Watcher, attempt: int, instance: str, place: int, mark
 
 async def _follow_all(hub: Hub, watcher: Watcher, attempt: int, cutter: LogsCutter) -> AsyncIterator[bytes]:
     """Yield the lines of all logs. Should more instances come than there may be, it breaks off: who comes back is told why."""
-    yield BEGIN
+    yield begin(cutter.place())
     files = LogFiles(hub.home, watcher.job.id, attempt)
     while len(cutter) <= MOST_LOGS:
         mark, ended = watcher.mark(), watcher.ended(attempt)

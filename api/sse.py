@@ -16,7 +16,7 @@ LINE_BYTES = 64 * 1024
 BEAT_S = 15.0
 BEAT = b": \n\n"
 """A comment, by which a proxy sees that the connection lives and we that the client does."""
-BEGIN = b"retry: 2000\n\n"
+RETRY_MS = 2000
 
 
 class Line(NamedTuple):
@@ -88,6 +88,11 @@ def shown(piece: bytes) -> str:
     """Return a line as a view shows it: decoded, and after a lone return written anew."""
     text = piece.decode("utf-8", errors="replace").rstrip("\r")
     return text.rpartition("\r")[2]
+
+
+def begin(place: str | int) -> bytes:
+    """Return what a stream begins with: the id of where that is, for who is cut off before the first event."""
+    return f"retry: {RETRY_MS}\nid: {place}\n\n".encode()
 
 
 def event(data: str, event_id: str | int | None = None, kind: str | None = None) -> bytes:

@@ -162,6 +162,24 @@ def test_follow_can_begin_at_an_offset_or_with_the_last_lines(api: Api) -> None:
     assert lines_of(api.get(f"{LOGS}/worker-0?follow=1&tail=1").text) == [("three", "0:14")]
 
 
+@pytest.mark.parametrize(
+    ("follow", "place"),
+    [
+        (f"{LOGS}/worker-0?follow=1", "0:0"),
+        (f"{LOGS}/worker-0?follow=1&tail=1", "0:8"),
+        (f"{LOGS}/stream", '{"attempt":0,"offsets":{}}'),
+        (f"{LOGS}/stream?tail=1", '{"attempt":0,"offsets":{"worker-0":8}}'),
+        (f"{EVENTS}/stream?after=1", "1"),
+    ],
+)
+def test_who_is_cut_off_before_the_first_event_has_an_id_to_come_back_with(
+    api: Api, follow: str, place: str
+) -> None:
+    whole = ended(api).get(follow).text
+    assert whole.startswith(f"retry: 2000\nid: {place}\n\n")
+    assert api.get(follow, headers={"Last-Event-ID": place}).text == whole
+
+
 def test_a_line_of_any_length_comes_in_parts_that_can_be_resumed(api: Api) -> None:
     text = "\u20ac" * (LINE_BYTES // 2) + "end"
     ended(api, text.encode() + b"\nnext\n")
