@@ -10,6 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from raycontrol.api.guards import still_let_in
 from raycontrol.api.problems import (
     BadRequest,
     BodyCut,
@@ -27,18 +28,23 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(request: Request, cap_bytes: int, timeout_s: float) -> bytes:
-    """Return the body; raises TooLarge (as soon as it is known), BodyTooSlow and BodyCut."""
+    """Return the body; raises TooLarge (as soon as it is known), BodyTooSlow and BodyCut.
+
+    Also Unauthorized where the token was revoked, or has expired, while the body came.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > cap_bytes):
         raise _too_large(cap_bytes)
     try:
-        return await asyncio.wait_for(_gathered(request, cap_bytes), timeout_s)
+        body = await asyncio.wait_for(_gathered(request, cap_bytes), timeout_s)
     except asyncio.TimeoutError:
         raise BodyTooSlow(
             f"the body had not arrived after {timeout_s:g} s", {"Connection": "close"}
         ) from None
     except ClientDisconnect:
         raise BodyCut("the client has left within the body") from None
+    await still_let_in(request)
+    return body
 
 
 async def read_model(request: Request, model: type[M], cap_bytes: int, timeout_s: float) -> M:

@@ -171,6 +171,14 @@ class JobGuard(Guard):
         return await hub.glances.get(job_id)
 
 
+async def still_let_in(request: Request) -> None:
+    """Raise Unauthorized when what this request came with lets nobody in any more."""
+    credentials = visit_of(request).credentials
+    assert credentials is not None
+    if not await hub_of(request).authenticator.still_lets_in(credentials):
+        raise unauthorized()
+
+
 async def shut_out(request: Request) -> None:
     """Return as soon as nobody would be let in any more with what this request came with.
 

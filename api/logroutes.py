@@ -33,6 +33,7 @@ from raycontrol.api.logevents import MOST_LOGS, LogsCutter
 from raycontrol.api.models import LogRead, Place
 from raycontrol.api.problems import Conflict, NoSuchRange, NotThere, Unfit
 from raycontrol.api.sse import BEAT, BEAT_S, LineCutter, begin, end_event, log_events
+from raycontrol.api.streams import GuardedStream
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.errors import Fault
 from raycontrol.status import JobInfo
@@ -143,7 +144,7 @@ async def read_log(
         )
     span = _range(range_, size) if offset is None and limit is None else None
     start, stop = span or _span(offset or 0, limit, size)
-    return _bytes(hub, files, instance, start, stop, size, partial=span is not None)
+    return _bytes(request, files, instance, start, stop, size, partial=span is not None)
 
 
 @router.get("/jobs/{job_id}/logs/{instance}/tail_offset", response_model=Place)
@@ -168,7 +169,7 @@ async def tail_offset(
 )
 async def logs_archive(request: Request, job: SeenJob) -> StreamingResponse:
     """Download all logs."""
-    return _archive(hub_of(request), job, "logs", log_members)
+    return _archive(request, job, "logs", log_members)
 
 
 @router.get(
@@ -178,14 +179,14 @@ async def logs_archive(request: Request, job: SeenJob) -> StreamingResponse:
 )
 async def outputs_archive(request: Request, job: SeenJob) -> StreamingResponse:
     """Download all outputs that were collected. Links are left out."""
-    return _archive(hub_of(request), job, "outputs", output_members)
+    return _archive(request, job, "outputs", output_members)
 
 
 # -- ranges ----------------------------------------------------------------------------------------------------------
 
 
 def _bytes(
-    hub: Hub, files: LogFiles, instance: str, start: int, stop: int, size: int, *, partial: bool
+    request: Request, files: LogFiles, instance: str, start: int, stop: int, size: int, *, partial: bool
 ) -> Response:
     headers = {
         "X-Offset": str(start),
@@ -195,8 +196,10 @@ def _bytes(
     }
     if partial:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    pieces = _pieces(hub, files, instance, start, stop)
-    return StreamingResponse(pieces, 206 if partial else 200, headers, MEDIA["bytes"])
+    pieces = _pieces(hub_of(request), files, instance, start, stop)
+    return GuardedStream(
+        pieces, lambda: shut_out(request), 206 if partial else 200, headers, media_type=MEDIA["bytes"]
+    )
 
 
 async def _pieces(hub: Hub, files: LogFiles, instance: str, start: int, stop: int) -> AsyncIterator[bytes]:
@@ -367,12 +370,12 @@ async def _news(hub: Hub, job: JobInfo, wanted: LogRead) -> dict[str, bytes]:
 
 
 def _archive(
-    hub: Hub, job: JobInfo, what: str, members: Callable[[Path, str], Iterator[Packed]]
+    request: Request, job: JobInfo, what: str, members: Callable[[Path, str], Iterator[Packed]]
 ) -> StreamingResponse:
+    hub = hub_of(request)
     headers = {"Content-Disposition": f'attachment; filename="{job.id}-{what}.tar"'}
-    return StreamingResponse(
-        tar(iter(members(hub.home, job.id)), hub.calls.read), headers=headers, media_type=MEDIA["tar"]
-    )
+    pieces = tar(iter(members(hub.home, job.id)), hub.calls.read)
+    return GuardedStream(pieces, lambda: shut_out(request), headers=headers, media_type=MEDIA["tar"])
 
 
 def _files(hub: Hub, job: JobInfo, attempt: int | None) -> LogFiles:

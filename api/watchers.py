@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from raycontrol.api.calls import Calls
@@ -18,6 +16,7 @@ from raycontrol.api.limits import Limits
 from raycontrol.api.problems import Busy
 from raycontrol.api.readings import Readings
 from raycontrol.api.shares import Shares
+from raycontrol.api.streams import GuardedStream, ShutOut
 from raycontrol.api.visits import for_nobody
 from raycontrol.errors import JobNotFound, RaycontrolError
 from raycontrol.status import Event, JobInfo
@@ -197,11 +196,8 @@ class Watchers:
             found[1].cancel()
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events of a job. Its follower is counted from before the answer begins until it has ended.
-
-    It ends, as if the connection were cut, when ``shut_out`` returns: who comes back is refused.
-    """
+class EventStream(GuardedStream):
+    """Server-sent events of a job. Its follower is counted from before the answer begins until it has ended."""
 
     media_type = "text/event-stream"
 
@@ -210,34 +206,21 @@ class EventStream(StreamingResponse):
         watchers: Watchers,
         job: JobInfo,
         events: Callable[[Watcher], AsyncIterator[bytes]],
-        shut_out: Callable[[], Coroutine[Any, Any, None]],
+        shut_out: ShutOut,
     ) -> None:
-        super().__init__((), headers={"X-Accel-Buffering": "no"})
+        super().__init__((), shut_out, headers={"X-Accel-Buffering": "no"})
         self._watchers = watchers
         self._job = job
         self._events = events
-        self._shut_out = shut_out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._watchers.following(self._job) as watcher:
             self.body_iterator = self._events(watcher)
-            whole = await ended_before(super().__call__(scope, receive, send), self._shut_out())
-            if not whole:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await super().__call__(scope, receive, send)
 
-
-async def ended_before(work: Coroutine[Any, Any, None], limit: Coroutine[Any, Any, None]) -> bool:
-    """Do ``work`` until ``limit`` returns; return whether it came to its end, or raise its error."""
-    working, limiting = asyncio.ensure_future(work), asyncio.ensure_future(limit)
-    try:
-        await asyncio.wait({working, limiting}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        limiting.cancel()
-        whole = working.done() or not working.cancel()
-        await asyncio.wait({working})
-    if whole:
-        await working
-    return whole
+    async def cut(self, send: Send) -> None:
+        """End it; only after an event `end` it is whole."""
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def happened(mark: Mark, timeout_s: float) -> bool:

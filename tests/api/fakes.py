@@ -350,12 +350,18 @@ class FakeDoor:
 
 
 class Live:
-    """An answer that is still coming; ``text`` is what has come of it."""
+    """An answer that is still coming; ``text`` is what has come of it, of which it takes ``most`` pieces at first.
 
-    def __init__(self, sent: bytes) -> None:
+    With ``late`` the last byte of the body is not sent before ``finish``.
+    """
+
+    def __init__(self, sent: bytes, most: int | None = None, late: bool = False) -> None:
+        self._room = None if most is None else asyncio.Semaphore(most)
+        self._may_end = asyncio.Event()
+        self._late = late
         self.status = 0
         self.body = b""
-        self._sent: bytes | None = sent
+        self._sent = [sent[:-1], sent[-1:]] if late else [sent]
         self.over = False
         self.ended = False
         self._left = asyncio.Event()
@@ -365,9 +371,11 @@ class Live:
         return self.body.decode()
 
     async def receive(self) -> dict[str, Any]:
-        if self._sent is not None:
-            sent, self._sent = self._sent, None
-            return {"type": "http.request", "body": sent, "more_body": False}
+        if self._sent:
+            piece = self._sent.pop(0)
+            if self._late and not self._sent:
+                await self._may_end.wait()
+            return {"type": "http.request", "body": piece, "more_body": bool(self._sent)}
         await self._left.wait()
         return {"type": "http.disconnect"}
 
@@ -375,11 +383,17 @@ class Live:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
+            if self._room is not None:
+                await self._room.acquire()
             self.body += message.get("body", b"")
             self.ended = not message.get("more_body", False)
 
+    async def finish(self) -> None:
+        self._may_end.set()
+
     def leave(self) -> None:
         self._left.set()
+        self._may_end.set()
 
 
 class Api:
@@ -408,13 +422,22 @@ class Api:
         return self.request("POST", path, **rest)
 
     @contextmanager
-    def live(self, path: str, *, by: str = "admin", headers: Any = None, body: Any = None) -> Iterator[Live]:
+    def live(
+        self,
+        path: str,
+        *,
+        by: str = "admin",
+        headers: Any = None,
+        body: Any = None,
+        most: int | None = None,
+        late: bool = False,
+    ) -> Iterator[Live]:
         """Give an answer while it is coming; leave at the end of the block. With a ``body`` it is a POST of it as JSON.
 
         The path goes as it is, dots and all; httpx would put it in order.
         """
         scope = self._scope("GET" if body is None else "POST", path, by, headers)
-        answer = self.run(_made(b"" if body is None else json.dumps(body).encode()))
+        answer = self.run(_made(b"" if body is None else json.dumps(body).encode(), most, late))
         future = asyncio.run_coroutine_threadsafe(self._drive(scope, answer), self._loop)
         try:
             yield answer
@@ -494,8 +517,8 @@ async def _ended(watchers: Watchers, audits: Audits) -> None:
         await asyncio.sleep(0)
 
 
-async def _made(sent: bytes) -> Live:
-    return Live(sent)
+async def _made(sent: bytes, most: int | None, late: bool) -> Live:
+    return Live(sent, most, late)
 
 
 def lost() -> ControllerUnavailable:

@@ -281,6 +281,46 @@ def test_a_stream_ends_with_its_token(make_api: Callable[..., Api], path: str) -
     assert answer.ended
 
 
+@pytest.mark.parametrize("path", ["outputs.tar", "logs.tar", "logs/worker-0"])
+def test_a_download_ends_with_its_token_and_does_not_look_whole(
+    make_api: Callable[..., Api], path: str
+) -> None:
+    api = make_api(recheck_s=0.02)
+    api.door.put(adas_job(JobState.SUCCEEDED))
+    write_log(api.home, b"x" * (1 << 20))
+    outputs = api.home / "jobs/digits-ab12cd/outputs/worker-0"
+    outputs.mkdir(parents=True)
+    (outputs / "model.bin").write_bytes(b"x" * (1 << 20))
+    with api.live(f"/api/v1/jobs/digits-ab12cd/{path}", by="user", most=2) as answer:
+        until(lambda: len(answer.body) > 1000, "the first of it")
+        assert api.request("DELETE", "/api/v1/tokens/user").status_code == 200
+        until(lambda: answer.over, "the end of the download")
+    assert len(answer.body) < 1 << 20
+    assert not answer.ended
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/v1/jobs", {"spec": {"command": "true"}}),
+        ("/api/v1/jobs/digits-ab12cd/stop", {"why": "late"}),
+        ("/api/v1/jobs/digits-ab12cd/logs/read", {"attempt": 0, "offsets": {}}),
+    ],
+)
+def test_a_token_that_is_revoked_while_a_body_comes_does_nothing_any_more(
+    api: Api, path: str, body: dict[str, Any]
+) -> None:
+    api.door.put(adas_job())
+    headers = {"Content-Type": "application/json"}
+    with api.live(path, by="user", headers=headers, body=body, late=True) as answer:
+        until(lambda: api.door.asked_for_tokens == 1, "the look at the token")
+        assert api.request("DELETE", "/api/v1/tokens/user").status_code == 200
+        api.run(answer.finish())
+        until(lambda: answer.over, "the answer")
+    assert answer.status == 401
+    assert (api.door.submissions, api.door.calls) == ({}, [])
+
+
 def test_an_address_that_guesses_has_to_wait_and_good_tokens_from_there_go_on(
     make_api: Callable[..., Api],
 ) -> None:
