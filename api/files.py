@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from raycontrol import logs
+from raycontrol.beneath import file_beneath, files_beneath
 from raycontrol.errors import UsageError
 from raycontrol.logs import JobFolder, jobs_folder
 
@@ -27,80 +25,50 @@ class LogFiles:
     def __init__(self, home: Path, job_id: str, attempt: int) -> None:
         self._folder = JobFolder(home, job_id)
         self._attempt = attempt
-        self._home = home
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each instance's log, by name; empty when nothing has arrived."""
-        folder = self._folder.logs(self._attempt)
-        if not is_own(self._home, self._folder.root, folder):
-            return {}
-        try:
-            with os.scandir(folder) as entries:
-                found = {
-                    entry.name[:-4]: entry.stat(follow_symlinks=False).st_size
-                    for entry in entries
-                    if entry.name.endswith(".log") and entry.is_file(follow_symlinks=False)
-                }
-        except FileNotFoundError:
-            return {}
-        return dict(sorted(found.items()))
+        return self._folder.sizes(self._attempt)
 
     def size(self, instance: str) -> int | None:
         """Return the bytes of a log; None when there is none."""
-        path = self._folder.log(instance, self._attempt)
-        if not is_own(self._home, self._folder.root, path.parent):
-            return None
-        try:
-            found = path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return self._folder.size(instance, self._attempt)
 
     def read(self, instance: str, offset: int, max_bytes: int) -> bytes:
         """Return up to ``max_bytes`` from ``offset``; empty at the end, and when there is no log."""
-        if self.size(instance) is None:
-            return b""
-        return read_at(self._folder.log(instance, self._attempt), offset, max_bytes)
+        return self._folder.read(instance, self._attempt, offset, max_bytes)
 
     def tail_offset(self, instance: str, lines: int) -> int:
-        if self.size(instance) is None:
-            return 0
-        return logs.tail_offset(self._folder.log(instance, self._attempt), lines)
+        return self._folder.tail_offset(instance, self._attempt, lines)
 
     def news(self, offsets: dict[str, int], max_bytes: int, names: list[str] | None) -> dict[str, bytes]:
         """Return what logs hold past the offsets, ``max_bytes`` in all; with ``names`` of these instances only."""
-        grown = [
-            name
-            for name, size in self.sizes().items()
-            if size > offsets.get(name, 0) and (names is None or name in names)
-        ]
-        share = max(1, max_bytes // max(1, len(grown)))
-        news = {name: self.read(name, offsets.get(name, 0), share) for name in grown}
-        return {name: data for name, data in news.items() if data}
+        return self._folder.news(self._attempt, offsets, max_bytes, names)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A file that goes into an archive: where it lies, and its name there."""
+    """A file that goes into an archive: where it lies beneath ``top``, and its name there."""
 
+    top: Path
     path: Path
     name: str
 
 
 def log_members(home: Path, job_id: str) -> Iterator[Packed]:
     """Yield all logs of all attempts, as ``<attempt>/<instance>.log``."""
-    return _members(home, job_id, JobFolder(home, job_id).root / "logs")
+    return _members(home, JobFolder(home, job_id).root / "logs")
 
 
 def output_members(home: Path, job_id: str) -> Iterator[Packed]:
     """Yield all outputs, as ``<instance>/<path>``."""
-    return _members(home, job_id, JobFolder(home, job_id).root / "outputs")
+    return _members(home, JobFolder(home, job_id).root / "outputs")
 
 
 async def tar(members: Iterator[Packed], in_thread: InThread) -> AsyncIterator[bytes]:
     """Yield a tar archive, piece by piece. A file that grows meanwhile is packed as long as it was when its turn came."""
     while (member := await in_thread(lambda: next(members, None))) is not None:
-        opened = await in_thread(lambda: _opened(member.path))
+        opened = await in_thread(lambda: file_beneath(member.top, member.path))
         if opened is None:
             continue
         try:
@@ -111,58 +79,10 @@ async def tar(members: Iterator[Packed], in_thread: InThread) -> AsyncIterator[b
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
-def read_at(path: Path, offset: int, max_bytes: int) -> bytes:
-    """Return up to ``max_bytes`` of a plain file; nothing of a link, and of what is not there."""
-    opened = _opened(path)
-    if opened is None:
-        return b""
-    with opened:
-        return os.pread(opened.fileno(), max(0, max_bytes), max(0, offset))
-
-
-def read_end(path: Path, max_bytes: int) -> bytes:
-    """Return the last bytes of a plain file; nothing of a link, and of what is not there."""
-    opened = _opened(path)
-    if opened is None:
-        return b""
-    with opened:
-        size = os.fstat(opened.fileno()).st_size
-        return os.pread(opened.fileno(), max_bytes, max(0, size - max_bytes))
-
-
-def is_own(home: Path, root: Path, folder: Path) -> bool:
-    """Whether a folder really lies where its path says, with no link on the way from the folder of all jobs."""
-    try:
-        return folder.resolve() == jobs_folder(home).resolve() / root.name / folder.relative_to(root)
-    except (OSError, RuntimeError):
-        return False
-
-
-def _members(home: Path, job_id: str, top: Path) -> Iterator[Packed]:
-    if not is_own(home, JobFolder(home, job_id).root, top):
-        return
-    for folder, names, files in os.walk(top):  # links to folders are not followed
-        names.sort()
-        for name in sorted(files):
-            path = Path(folder, name)
-            yield Packed(path, str(path.relative_to(top)))
-
-
-def _opened(path: Path) -> FileIO | None:
-    """Return a plain file, None where there is none; a pipe must not make us wait.
-
-    Not its bare descriptor, which nobody would close if the answer that it was opened for has been given up meanwhile.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EACCES):
-            return None
-        raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return FileIO(descriptor)
-    os.close(descriptor)
-    return None
+def _members(home: Path, top: Path) -> Iterator[Packed]:
+    jobs = jobs_folder(home)
+    for path in files_beneath(jobs, top):
+        yield Packed(jobs, path, str(path.relative_to(top)))
 
 
 async def _packed(name: str, opened: FileIO, in_thread: InThread) -> AsyncIterator[bytes]:

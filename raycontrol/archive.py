@@ -33,12 +33,12 @@ from raycontrol.disk import (
 )
 from raycontrol.errors import PackageError, StoreError
 from raycontrol.hardware import InstanceUsage
-from raycontrol.logs import MIB, JobFolder, PackageFolder, jobs_folder, read_at, tail_offset
+from raycontrol.logs import MIB, JobFolder, PackageFolder, jobs_folder, read_at
 from raycontrol.samples import (
     LONGEST_HISTORY_BYTES,
     LONGEST_SAMPLE_BYTES,
     appended,
-    last_of,
+    last_of_each,
     thinned,
 )
 
@@ -102,13 +102,15 @@ class Archive:
 
     async def read(self, job_id: str, attempt: int, instance: str, offset: int, max_bytes: int) -> bytes:
         """Up to ``max_bytes`` (and 16 MiB) of a log from ``offset``; empty at its end."""
-        path = JobFolder(self.home, job_id).log(instance, attempt)
-        return await self._in(self._quick, read_at, path, offset, min(max_bytes, LARGEST_READ_BYTES))
+        read = JobFolder(self.home, job_id).read
+        return await self._in(
+            self._quick, read, instance, attempt, offset, min(max_bytes, LARGEST_READ_BYTES)
+        )
 
     async def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
         """Where the last ``lines`` lines of a log begin: the offset to ``read`` or ``follow`` from."""
-        path = JobFolder(self.home, job_id).log(instance, attempt)
-        return await self._in(self._quick, tail_offset, path, lines)
+        place = JobFolder(self.home, job_id).tail_offset
+        return await self._in(self._quick, place, instance, attempt, lines)
 
     async def follow(
         self,
@@ -128,6 +130,7 @@ class Archive:
         """
         folder = JobFolder(self.home, job_id)
         deadline = time.monotonic() + min(timeout_s, LONGEST_POLL_S)
+        most = min(max_bytes, LARGEST_READ_BYTES)
         grown = asyncio.Event()
         waiting = self._waiting.setdefault((job_id, attempt), set())
         waiting.add(grown)
@@ -135,7 +138,7 @@ class Archive:
             while True:
                 # Cleared before the look: an append that comes after the look then ends the wait.
                 grown.clear()
-                news = await self._in(self._quick, read_news, folder, attempt, offsets, max_bytes, instances)
+                news = await self._in(self._quick, folder.news, attempt, offsets, most, instances)
                 if news or not await happened(grown, deadline - time.monotonic()):
                     return news
         finally:
@@ -153,7 +156,7 @@ class Archive:
     async def usage_of(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
         """The last samples of each instance, oldest first; instances that have none are not in it."""
         folder = JobFolder(self.home, job_id).usages(attempt)
-        return await self._in(self._quick, read_usage, folder, last)
+        return await self._in(self._quick, last_of_each, jobs_folder(self.home), folder, last)
 
     # Outputs
 
@@ -318,30 +321,6 @@ def is_version(path: Path, size: int, mtime_ns: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return found.st_size == size and found.st_mtime_ns == mtime_ns and path.is_file()
-
-
-def read_news(
-    folder: JobFolder,
-    attempt: int,
-    offsets: dict[str, int],
-    max_bytes: int,
-    instances: Collection[str] | None,
-) -> dict[str, bytes]:
-    grown = [
-        name
-        for name, size in folder.sizes(attempt).items()
-        if size > offsets.get(name, 0) and (instances is None or name in instances)
-    ]
-    if not grown:
-        return {}
-    share = max(1, min(max_bytes, LARGEST_READ_BYTES) // len(grown))
-    news = {name: read_at(folder.log(name, attempt), offsets.get(name, 0), share) for name in grown}
-    return {name: data for name, data in news.items() if data}
-
-
-def read_usage(folder: Path, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
-    found = {path.stem: last_of(path, last) for path in matching(folder, "[!.]*.jsonl")}
-    return {name: samples for name, samples in sorted(found.items()) if samples}
 
 
 async def happened(event: asyncio.Event, timeout_s: float) -> bool:

@@ -17,13 +17,18 @@ import codecs
 import hashlib
 import os
 import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
+from raycontrol.beneath import file_beneath, folder_beneath, sizes_in
 from raycontrol.errors import UsageError
 
 KIB = 1024
 MIB = 1024 * KIB
+TAIL_BYTES = 256 * KIB
 LONGEST_NAME_BYTES = 200
 """A file name may have 255 bytes; ours get suffixes."""
 
@@ -48,14 +53,46 @@ class JobFolder:
 
     def sizes(self, attempt: int) -> dict[str, int]:
         """Bytes held of each instance's log, by name; empty when nothing has arrived."""
-        try:
-            with os.scandir(self.logs(attempt)) as entries:
-                found = {
-                    entry.name[:-4]: entry.stat().st_size for entry in entries if entry.name.endswith(".log")
-                }
-        except FileNotFoundError:
-            return {}
-        return dict(sorted(found.items()))
+        with folder_beneath(self.root.parent, self.logs(attempt)) as folder:
+            return {} if folder is None else sizes_in(folder, ".log")
+
+    def opened_log(self, instance: str, attempt: int) -> FileIO | None:
+        """A log, to be read; None when there is none, or a link on the way there or instead of it."""
+        return file_beneath(self.root.parent, self.log(instance, attempt))
+
+    def size(self, instance: str, attempt: int) -> int | None:
+        """Bytes held of a log; None when there is none."""
+        with _or_none(self.opened_log(instance, attempt)) as log:
+            return None if log is None else os.fstat(log.fileno()).st_size
+
+    def read(self, instance: str, attempt: int, offset: int, max_bytes: int) -> bytes:
+        """Up to ``max_bytes`` of a log from ``offset``; empty past its end and when there is none."""
+        with _or_none(self.opened_log(instance, attempt)) as log:
+            return b"" if log is None else os.pread(log.fileno(), max(0, max_bytes), max(0, offset))
+
+    def tail_offset(self, instance: str, attempt: int, lines: int) -> int:
+        """Where the last ``lines`` lines of a log begin (``tail_offset``)."""
+        with _or_none(self.opened_log(instance, attempt)) as log:
+            if log is None:
+                return 0
+            descriptor = log.fileno()
+            size = os.fstat(descriptor).st_size
+            return _place_of_tail(
+                lambda place, count: os.pread(descriptor, count, place), size, lines, TAIL_BYTES
+            )
+
+    def news(
+        self, attempt: int, offsets: Mapping[str, int], max_bytes: int, instances: Collection[str] | None
+    ) -> dict[str, bytes]:
+        """What logs hold past the offsets, ``max_bytes`` in all; with ``instances`` of these only."""
+        grown = [
+            name
+            for name, size in self.sizes(attempt).items()
+            if size > offsets.get(name, 0) and (instances is None or name in instances)
+        ]
+        share = max(1, max_bytes // max(1, len(grown)))
+        news = {name: self.read(name, attempt, offsets.get(name, 0), share) for name in grown}
+        return {name: data for name, data in news.items() if data}
 
     def outputs(self, instance: str) -> Path:
         return self.root / "outputs" / checked_name("instance", instance)
@@ -76,6 +113,10 @@ class JobFolder:
             / checked_name("instance", instance)
             / f"{path}.{int(size)}.{int(mtime_ns)}.part"
         )
+
+
+def _or_none(log: FileIO | None) -> AbstractContextManager[FileIO | None]:
+    return nullcontext() if log is None else log
 
 
 def jobs_folder(home: str | os.PathLike[str]) -> Path:
@@ -205,16 +246,20 @@ def tail(path: str | os.PathLike[str], lines: int = 20, max_bytes: int = 256 * K
     return shown[-lines:] if lines > 0 else []
 
 
-def tail_offset(path: str | os.PathLike[str], lines: int = 20, max_bytes: int = 256 * KIB) -> int:
+def tail_offset(path: str | os.PathLike[str], lines: int = 20, max_bytes: int = TAIL_BYTES) -> int:
     """Where the last ``lines`` lines of a file begin, but at most ``max_bytes`` before its end. 0 without a file."""
     try:
         size = Path(path).stat().st_size
     except FileNotFoundError:
         return 0
+    return _place_of_tail(lambda place, count: read_at(path, place, count), size, lines, max_bytes)
+
+
+def _place_of_tail(read: Callable[[int, int], bytes], size: int, lines: int, max_bytes: int) -> int:
     if lines <= 0:
         return size
     start = max(0, size - max_bytes)
-    window = read_at(path, start, size - start)
+    window = read(start, size - start)
     # An unfinished line of nothing but returns shows as nothing and does not count.
     begin = len(window.rstrip(b"\r").removesuffix(b"\n"))
     for _ in range(lines):

@@ -7,14 +7,17 @@ course of the job, the last hours to 5 seconds, what was before the more coarsel
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 
+from raycontrol.beneath import file_in, folder_beneath, sizes_in
 from raycontrol.hardware import InstanceUsage
-from raycontrol.logs import KIB, MIB, read_at
+from raycontrol.logs import KIB, MIB
 
+SUFFIX = ".jsonl"
 LONGEST_HISTORY_BYTES = MIB
 LONGEST_PAUSE = 1000
 """A gap of more than so many usual ones is none: somebody has set the node's clock."""
@@ -71,9 +74,31 @@ def parsed(line: bytes) -> InstanceUsage | None:
         return None
 
 
-def last_of(path: Path, count: int) -> tuple[InstanceUsage, ...]:
-    """Return the last samples of a history, oldest first; () where there is none."""
-    return last_in(end_of(path, window_bytes(count)), count)
+def last_of_each(
+    top: Path, folder: Path, count: int, most: int | None = None
+) -> dict[str, tuple[InstanceUsage, ...]]:
+    """Return the last ``count`` samples of each history in a folder beneath ``top``, oldest first; who has none is not in it.
+
+    Of many instances fewer, so that there are ``most`` in all, but at least one of each.
+    """
+    with folder_beneath(top, folder) as opened:
+        if opened is None:
+            return {}
+        names = [name for name in sizes_in(opened, SUFFIX) if not name.startswith(".")]
+        each = count if most is None else min(count, max(1, most // max(1, len(names))))
+        found = {name: last_of(opened, f"{name}{SUFFIX}", each) for name in names}
+    return {name: samples for name, samples in found.items() if samples}
+
+
+def last_of(folder: int, name: str, count: int) -> tuple[InstanceUsage, ...]:
+    """Return the last samples of a history in an open folder, oldest first; () where there is none."""
+    history = file_in(folder, name)
+    if history is None:
+        return ()
+    window = window_bytes(count)
+    with history:
+        size = os.fstat(history.fileno()).st_size
+        return last_in(os.pread(history.fileno(), window, max(0, size - window)), count)
 
 
 def window_bytes(count: int) -> int:
@@ -90,18 +115,6 @@ def last_in(history: bytes, count: int) -> tuple[InstanceUsage, ...]:
         if (sample := parsed(line)) is not None:
             found.append(sample)
     return tuple(reversed(found))
-
-
-def end_of(path: Path, max_bytes: int) -> bytes:
-    """Return the last bytes of a file; b"" where there is none."""
-    return read_at(path, max(0, size_of(path) - max_bytes), max_bytes)
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def rates(before: InstanceUsage, after: InstanceUsage) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raycontrol.api.files import Packed, log_members, tar
+from raycontrol.api.files import Packed, log_members, output_members, tar
 from raycontrol.api.logevents import MOST_LOGS, PORTION_BYTES, LogsCutter
 from raycontrol.api.sse import LINE_BYTES, LineCutter
 from raycontrol.logs import JobFolder
@@ -390,6 +390,28 @@ def test_a_download_that_is_given_up_leaves_no_file_open(api: Api) -> None:
     asyncio.run(download())
     gc.collect()
     assert [reference() for reference in opened] == [None]
+
+
+def test_a_folder_that_becomes_a_link_during_a_download_is_left_out(api: Api) -> None:
+    outputs = JobFolder(api.home, "digits-ab12cd").outputs("worker-0")
+    outputs.mkdir(parents=True)
+    (outputs / "model.pt").write_bytes(b"weights")
+    treasure = api.home / "treasure"
+    treasure.mkdir()
+    (treasure / "model.pt").write_bytes(b"gold")
+
+    async def swapped(work: Callable[[], Any]) -> Any:
+        found = work()
+        if isinstance(found, Packed):
+            outputs.rename(api.home / "old")
+            outputs.symlink_to(treasure)
+        return found
+
+    async def download() -> bytes:
+        members = output_members(api.home, "digits-ab12cd")
+        return b"".join([piece async for piece in tar(members, swapped)])
+
+    assert asyncio.run(download()).strip(b"\0") == b""
 
 
 def test_all_logs_come_as_one_archive(api: Api) -> None:

@@ -28,6 +28,37 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
     archive.close()
 
 
+# Links
+
+
+SAMPLE = (
+    '{"at": 1, "cpu_percent": 1, "memory_bytes": 1, "read_bytes": 0, "written_bytes": 0, "processes": 1}\n'
+)
+
+
+def test_logs_and_usage_behind_links_are_not_read(archive: Archive) -> None:
+    """A job could lay one to what its user may not read."""
+    job, treasure = archive.home / "jobs/job", archive.home / "treasure"
+    for folder in (job / "logs/0", job / "usage/0", treasure):
+        folder.mkdir(parents=True)
+    (treasure / "worker-0.log").write_text("gold\n")
+    (treasure / "worker-0.jsonl").write_text(SAMPLE)
+    (job / "logs/0/worker-0.log").symlink_to(treasure / "worker-0.log")
+    (job / "usage/0/worker-0.jsonl").symlink_to(treasure / "worker-0.jsonl")
+    (job / "logs/1").symlink_to(treasure)
+    (job / "usage/1").symlink_to(treasure)
+
+    async def look() -> None:
+        for attempt in (0, 1):
+            assert await archive.sizes("job", attempt) == {}
+            assert await archive.read("job", attempt, "worker-0", 0, 100) == b""
+            assert await archive.tail_offset("job", attempt, "worker-0", 0) == 0
+            assert await archive.follow("job", attempt, {}, 0, 100) == {}
+            assert await archive.usage_of("job", attempt, 5) == {}
+
+    asyncio.run(look())
+
+
 # Outputs
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raycontrol.hardware import GpuSample, InstanceUsage
-from raycontrol.samples import appended, last_of, rates, spread, thinned
+from raycontrol.samples import appended, last_of_each, rates, spread, thinned
 from raycontrol.trees import Row, percent, strangers_among
 from raycontrol.usage import GpuAlarms, GpuReader, Outbox, Sampler
 
@@ -113,12 +113,17 @@ def test_thinning_works_on_a_clock_that_stood_still_and_on_nothing() -> None:
 def test_torn_lines_are_passed_over_by_thinning_and_reading(tmp_path: Path) -> None:
     assert times(thinned(line(0) + b'{"at": 2, "cpu_per\n' + line(5) + line(10) + line(15))) == [0, 15]
     history = line(1) + b'{"at": 2, "cpu_per\n' + line(3) + b'{"at": 4'
-    file = tmp_path / "worker-0.jsonl"
-    file.write_bytes(history)
-    assert [found.at for found in last_of(file, 2)] == [1, 3]
-    assert [found.at for found in last_of(file, 1)] == [3]
-    assert last_of(file, 0) == ()
-    assert last_of(tmp_path / "none.jsonl", 5) == ()
+    folder = tmp_path / "usage"
+    assert last_of_each(tmp_path, folder, 2) == {}
+    folder.mkdir()
+    (folder / "worker-0.jsonl").write_bytes(history)
+    (folder / "worker-1.jsonl").symlink_to(folder / "worker-0.jsonl")
+    for count, stamps in ((2, [1, 3]), (1, [3])):
+        found = last_of_each(tmp_path, folder, count)
+        assert {name: [sample.at for sample in samples] for name, samples in found.items()} == {
+            "worker-0": stamps
+        }
+    assert last_of_each(tmp_path, folder, 0) == {}
 
 
 def test_rates_are_bytes_a_second_between_two_samples() -> None:
