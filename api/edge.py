@@ -42,7 +42,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         visit = begin(scope, headers.get("x-request-id"))
-        answer = _Answer(send, visit, self._hub)
+        answer = _Answer(send, visit, self._hub, last=_is_unsure_what_follows(headers))
         started = time.perf_counter()
         refused = self._refusal(headers)
         self._under_way += 1
@@ -70,8 +70,7 @@ class Edge:
             return BadRequest("a request needs one Host header")
         if not self._hosts.know(hosts[0]):
             return WrongHost("this server is not the host that was asked for; name it with --allowed-host")
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy may believe the other one, and then send somebody else's request as the rest of this one.
+        if _has_two_lengths(headers):
             return BadRequest(
                 "a request's length is told by Content-Length or by Transfer-Encoding, not by both"
             )
@@ -96,12 +95,16 @@ class Edge:
 
 
 class _Answer:
-    """Sends an answer on. What was changed, or refused, is in the audit before its answer begins."""
+    """Sends an answer on. What was changed, or refused, is in the audit before its answer begins.
 
-    def __init__(self, send: Send, visit: Visit, hub: Hub) -> None:
+    After the ``last`` of a connection no request on it is read any more.
+    """
+
+    def __init__(self, send: Send, visit: Visit, hub: Hub, *, last: bool) -> None:
         self._send = send
         self._visit = visit
         self._hub = hub
+        self._last = last
         self.status = 0
         self.begun = False
         self.ended = False
@@ -119,6 +122,8 @@ class _Answer:
         for name, value in ON_EVERY_ANSWER.items():
             headers[name] = value
         headers["X-Request-ID"] = self._visit.request_id
+        if self._last:
+            headers["Connection"] = "close"
         if self._visit.identity is not None:
             headers["X-Raycontrol-Version"] = __version__
 
@@ -133,6 +138,17 @@ class _Answer:
         """Whether this is one refusal more than the audit takes of a token, which must not fill it."""
         refused = 400 <= self.status < 500
         return self.status == 429 or (refused and self._hub.refusals.take(token) is not None)
+
+
+def _has_two_lengths(headers: Headers) -> bool:
+    """A proxy may believe the other one, and then send somebody else's request as the rest of this one."""
+    return "content-length" in headers and "transfer-encoding" in headers
+
+
+def _is_unsure_what_follows(headers: Headers) -> bool:
+    """Whether what comes next on the connection may be this request's body or another request: nobody who reads it the
+    other way must be answered. Who expects a 100, and gets another answer, may leave the body away."""
+    return _has_two_lengths(headers) or "expect" in headers
 
 
 def _entry(visit: Visit, change: str, status: int) -> AuditEntry:

@@ -110,6 +110,40 @@ def test_what_is_no_request_is_answered_with_a_problem_and_logged(
     assert f"127.0.0.1 sent what is no HTTP id={document['instance']}" in caplog.text
 
 
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (
+            b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 51\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (
+            b"GET /healthz HTTP/1.1\r\nHost: evil\r\nContent-Length: 51\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            421,
+        ),
+        (
+            b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 51\r\nExpect: 100-continue\r\n\r\n",
+            401,
+        ),
+    ],
+    ids=["two-lengths", "two-lengths-of-another-host", "expects"],
+)
+def test_nothing_is_answered_after_a_request_that_nobody_knows_the_end_of(
+    tmp_path: Path, door: FakeDoor, sent: bytes, status: int
+) -> None:
+    with running(tmp_path, door) as url, connect(url) as client:
+        client.sendall(sent + HEALTH)
+        received = b""
+        while piece := received_piece(client):
+            received += piece
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nconnection: close\r\n" in received
+    assert received.count(b"HTTP/1.1 ") == 1
+
+
 def received_piece(client: socket.socket) -> bytes:
     """Return what came; nothing at the end, also when the server has left things unread."""
     try:
