@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -19,7 +19,7 @@ from raycontrol.status import JobState, QueueEntry
 router = APIRouter(prefix=PREFIX, tags=["cluster"], responses=PROBLEMS)
 
 Viewer = Annotated[Identity, Depends(Guard(Action.READ_CLUSTER))]
-Operator = Annotated[Identity, Depends(Guard(Action.READ_NODE))]
+Reader = Annotated[Identity, Depends(Guard(Action.READ_JOB))]
 Check = Annotated[bool, Query(description="Measure clocks and name look-ups too; for operators.")]
 
 NO_CHECKS = "the role does not allow checks of nodes"
@@ -63,10 +63,14 @@ async def node(request: Request, identity: Viewer, name: str, check: Check = Fal
 
 
 @router.get("/sizes", response_model=dict[str, int])
-async def sizes(request: Request, _: Operator) -> dict[str, int]:
-    """Show the bytes that each job keeps."""
-    kept: dict[str, int] = (await hub_of(request).archive.usage())["jobs"]
-    return kept
+async def sizes(request: Request, identity: Reader) -> dict[str, int]:
+    """Show the bytes that each job keeps. The role `user` sees its own."""
+    hub, own = hub_of(request), own_only(identity)
+    kept: dict[str, int] = (await hub.archive.usage())["jobs"]
+    if own is None:
+        return kept
+    ids = await _ids(hub, own, None)
+    return {job_id: size for job_id, size in kept.items() if job_id in ids}
 
 
 async def _seen(hub: Hub, identity: Identity, found: list[NodeInfo]) -> list[NodeInfo]:
@@ -74,12 +78,12 @@ async def _seen(hub: Hub, identity: Identity, found: list[NodeInfo]) -> list[Nod
     if allowed(identity, Action.READ_NODE):
         return found
     own = own_only(identity)
-    ids = None if own is None else await _active_ids(hub, own)
+    active = [state for state in JobState if not state.terminal]
+    ids = None if own is None else await _ids(hub, own, active)
     return [item.model_copy(update={"facts": None, "jobs": _known(item.jobs, ids)}) for item in found]
 
 
-async def _active_ids(hub: Hub, user: str) -> set[str]:
-    states = [state for state in JobState if not state.terminal]
+async def _ids(hub: Hub, user: str, states: Sequence[JobState] | None) -> set[str]:
     return {job.id for job in await hub.calls.ask(lambda door: door.jobs(states, user, None))}
 
 

@@ -20,7 +20,6 @@ from tests.fake_client import job_info
 
 EVERYBODY = {"viewer", "user", "operator", "admin"}
 NO_VIEWER = EVERYBODY - {"viewer"}
-OPERATORS = {"operator", "admin"}
 ADMINS = {"admin"}
 
 WHO_MAY = {
@@ -53,7 +52,7 @@ WHO_MAY = {
     "GET /api/v1/queue": EVERYBODY,
     "GET /api/v1/nodes": EVERYBODY,
     "GET /api/v1/nodes/{name}": EVERYBODY,
-    "GET /api/v1/sizes": OPERATORS,
+    "GET /api/v1/sizes": EVERYBODY,
     "GET /api/v1/tokens": ADMINS,
     "POST /api/v1/tokens": ADMINS,
     "DELETE /api/v1/tokens/{name}": ADMINS,

@@ -258,9 +258,16 @@ def test_a_cluster_that_does_not_answer_is_told_without_what_went_wrong_inside(
         door.find("")
 
 
-def test_the_sizes_of_jobs_are_for_operators(api: Api) -> None:
+def test_the_sizes_of_jobs_are_shown_to_who_sees_the_jobs(api: Api) -> None:
     api.door.put(adas_job())
     write_log(api.home, b"one\n")
-    assert set(door_of(api, "operator").sizes_of_jobs()) == {JOB}
-    with pytest.raises(Forbidden):
-        door_of(api, "user").sizes_of_jobs()
+    for name, ids in (("operator", {JOB}), ("viewer", {JOB}), ("user", {JOB}), ("other", set[str]())):
+        assert set(door_of(api, name).sizes_of_jobs()) == ids
+
+
+def test_a_user_removes_his_own_ended_jobs(api: Api) -> None:
+    api.door.put(adas_job(JobState.SUCCEEDED, ended_at=2.0))
+    api.door.put(job_info("bobs-1", user="bob", state=JobState.SUCCEEDED, ended_at=2.0))
+    with client_of(api, "user") as client:
+        assert [job.id for job in client.prune(older_than_days=1)] == [JOB]
+    assert api.door.calls == [("prune", JOB)]
