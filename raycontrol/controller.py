@@ -196,7 +196,7 @@ class Controller:
     async def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:
         """Hold a job, let it go, suspend it or resume it; return when that is stored. What is so already stays so.
 
-        Raises JobNotFound, and UsageError where the job's state does not allow it.
+        Raises JobNotFound, UsageError where the job's state does not allow it, and StoreError as ``stop`` does.
         """
         await self.started()
         job = await self._unfinished(job_id)
@@ -207,13 +207,13 @@ class Controller:
                     f"job {job_id} is {job.state}; `raycontrol suspend` stops it and keeps it in the queue"
                 )
             case Wish.HOLD:
-                await self._ledger.tell(job_id, Held(now, why))
+                await self._ledger.ask(job_id, Held(now, why))
             case Wish.SUSPEND:
-                await self._ledger.tell(job_id, Suspended(now, why))
+                await self._ledger.ask(job_id, Suspended(now, why))
                 if job_id in self._ledger.jobs and self._ledger.jobs[job_id].held is None:
                     raise UsageError(f"job {job_id} is ending, and will not come back to the queue")
             case Wish.RELEASE | Wish.RESUME:
-                await self._ledger.tell(job_id, LetGo(now, why))
+                await self._ledger.ask(job_id, LetGo(now, why))
         return await self.info(job_id)
 
     async def set_priority(self, job_id: str, priority: int, why: str) -> JobInfo:
@@ -226,7 +226,7 @@ class Controller:
             raise UsageError(
                 f"job {job_id} is {job.state}: only of a waiting job the priority can be changed"
             )
-        await self._ledger.tell(job_id, PriorityChanged(self._clock(), priority, why))
+        await self._ledger.ask(job_id, PriorityChanged(self._clock(), priority, why))
         return await self.info(job_id)
 
     async def _unfinished(self, job_id: str) -> Job:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from raycontrol.errors import JobNotFound, UsageError
+from raycontrol.errors import JobNotFound, StoreError, UsageError
 from raycontrol.queue import Rules
 from raycontrol.status import JobInfo, JobState, Outcome, Reason, Wish
 from tests.machine.fake_cluster import FakeCluster, Site, in_loop
+from tests.machine.test_controller import refusing
 from tests.unit.fake_gangs import Program, nodes
 
 STAYS = {"master-0": Program(seconds=None), "worker-0": Program(seconds=None)}
@@ -262,4 +263,18 @@ async def test_what_may_run_on_on_a_silent_host_is_waited_for(tmp_path: Path) ->
     assert (waits.attempt, entry.held) == (1, False)
     await here.shows("digits-1", lambda info: "before its next attempt" in (info.pending or ""))
     assert reservations(here) == ["digits-1.0"]
+    await finish(here, "digits-1")
+
+
+@in_loop
+async def test_what_the_store_does_not_take_is_refused_and_does_not_happen_later(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    with refusing(tmp_path):
+        with pytest.raises(StoreError):
+            await here.controller.wish("digits-1", Wish.SUSPEND, "suspended by ada")
+        assert (await here.controller.info("digits-1")).state is JobState.RUNNING
+    await here.controller.wish("digits-1", Wish.RELEASE, "released by ada")
+    assert (await here.controller.info("digits-1")).state is JobState.RUNNING
     await finish(here, "digits-1")
