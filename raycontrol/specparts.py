@@ -84,6 +84,12 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "horovo
 
 MAX_INSTANCES = 4096
 """The most instances one job may have."""
+LEAST_CPU, MAX_CPU = 0.0001, 100_000
+"""Ray counts in steps of 0.0001; more than any node has is a slip."""
+MAX_GPU = 1024
+"""The most GPUs of one instance: a plan names every one of them."""
+MAX_MEMORY_TIB = 512
+"""Ray counts bytes in steps of 0.0001, in 64 bits."""
 MAX_WORKER_GROUPS = 5
 LEAST_RAY_MEMORY = 256 << 20
 """The least memory of an instance in mode ray: Ray's own least for an object store is 75 MiB, and 30 % of this holds it."""
@@ -158,9 +164,10 @@ Command = Annotated[
 ]
 Count = Annotated[Whole, Field(le=MAX_INSTANCES, json_schema_extra={"minimum": 0})]
 Slots = Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)]
-Cpu = Annotated[Number, Field(gt=0)]
+Cpu = Annotated[Number, Field(ge=LEAST_CPU, le=MAX_CPU)]
 Gpu = Annotated[
     Number,
+    Field(le=MAX_GPU),
     _rule(
         lambda gpu: gpu >= 0 and (gpu == int(gpu) or (gpu < 1 and gpu == round(gpu, 2))),
         "must be a whole number, or a fraction below 1 with at most two decimals such as 0.5: "
@@ -192,8 +199,10 @@ def _bytes(value: Any) -> Any:
             raise PydanticCustomError("rule", "{rule}", {"rule": _MEMORY_RULE})
         number, unit, binary = match.groups()
         value = round(float(number) * (1024 if binary else 1000) ** _UNITS[unit.lower()])
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 << 20 <= value < 1 << 60:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 << 20:
         raise PydanticCustomError("rule", "{rule}", {"rule": _MEMORY_RULE})
+    if value > MAX_MEMORY_TIB << 40:
+        raise PydanticCustomError("rule", "{rule}", {"rule": f"must be at most {MAX_MEMORY_TIB}TiB"})
     return value
 
 
@@ -204,7 +213,7 @@ Memory = Annotated[
         {
             "anyOf": [
                 {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[KMGTkmgt]i?[Bb]?\s*$"},
-                {"type": "integer", "minimum": 1 << 20},
+                {"type": "integer", "minimum": 1 << 20, "maximum": MAX_MEMORY_TIB << 40},
             ]
         }
     ),

@@ -107,7 +107,12 @@ def test_a_spec_is_frozen() -> None:
         ({"nodes": 10**5000}, "nodes: must be at most 4096, got a number of more than 300 digits"),
         ({"slots": 0}, "slots: must be at least 1, got 0"),
         ({"resources": 4}, "resources: must be a mapping, got 4"),
-        ({"resources": {"cpu": 0}}, "resources.cpu: must be more than 0, got 0"),
+        ({"resources": {"cpu": 0}}, "resources.cpu: must be at least 0.0001, got 0"),
+        ({"resources": {"cpu": 1e-9}}, "resources.cpu: must be at least 0.0001, got 1e-09"),
+        ({"resources": {"cpu": 1e308}}, "resources.cpu: must be at most 100000, got 1e+308"),
+        ({"resources": {"gpu": 1e9}}, "resources.gpu: must be at most 1024, got 1000000000.0"),
+        ({"groups": {"worker": {"resources": {"gpu": 1025}}}}, "groups.worker.resources.gpu: must be at most 1024, got 1025"),
+        ({"resources": {"memory": "513TiB"}}, 'resources.memory: must be at most 512TiB, got "513TiB"'),
         ({"resources": {"cpu": float("inf")}}, "resources.cpu: must be a finite number, got inf"),
         ({"resources": {"cpu": True}}, "resources.cpu: must be a number, got true"),
         ({"resources": {"gpu": 1.5}}, "resources.gpu: must be a whole number, or a fraction below 1 with at most two decimals such as 0.5: an instance gets whole GPUs, or a share of one, got 1.5"),
@@ -333,7 +338,7 @@ _resources = st.fixed_dictionaries(
     optional={
         "cpu": st.floats(0.01, 512),
         "gpu": st.sampled_from([0, 0.25, 0.5, 1, 2, 8]),
-        "memory": st.integers(1 << 20, 1 << 50),
+        "memory": st.integers(1 << 20, 1 << 49),
     },
 )
 _env = st.dictionaries(st.from_regex(r"[A-Z]{1,3}_[a-z]{1,4}", fullmatch=True), st.none() | _text, max_size=3)
