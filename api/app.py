@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 
 from raycontrol.api import (
     clusterroutes,
@@ -105,13 +108,22 @@ def _routes(hub: Hub) -> FastAPI:
     app.state.hub = hub
     app.state.readiness = Readiness()
     for module in ROUTES:
-        app.router.routes.extend(module.router.routes)
+        app.router.routes.extend([*module.router.routes, *_heads(module.router.routes)])
     app.add_exception_handler(RaycontrolError, answer_error)
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(HTTPException, answer_refusal_of_the_router)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     _complete_schema(app)
     return app
+
+
+def _heads(routes: Sequence[BaseRoute]) -> Iterator[BaseRoute]:
+    """Yield, for what can be got, a route that answers HEAD with the head of that alone. No document has to tell of them."""
+    for route in routes:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            head = copy(route)
+            head.methods, head.include_in_schema = {"HEAD"}, False
+            yield head
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycontrol.access import AuditEntry
-from raycontrol.api.hosts import Hosts, is_own_origin
+from raycontrol.api.hosts import Hosts, in_origin_form, is_own_origin
 from raycontrol.api.hubs import Hub
 from raycontrol.api.problems import BadRequest, Busy, Forbidden, Refusal, WrongHost, problem
 from raycontrol.api.visits import Visit, begin
@@ -40,6 +40,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = in_origin_form(scope)
         headers = Headers(scope=scope)
         visit = begin(scope, headers.get("x-request-id"))
         answer = _Answer(send, visit, self._hub, last=_is_unsure_what_follows(headers))

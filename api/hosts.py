@@ -7,9 +7,12 @@ sends to another server carries its Origin. Pure.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+from starlette.types import Scope
 
 ANYWHERE = frozenset({"0.0.0.0", "::"})
 HERE = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -37,6 +40,16 @@ class Hosts:
         if name is None:
             return False
         return name in self.names or (self.addresses and is_address(name))
+
+
+def in_origin_form(scope: Scope) -> Scope:
+    """Return a request whose target is a whole URL as one for its path; that host counts, whatever its header says (RFC 9112, 3.2.2)."""
+    target = re.fullmatch(rb"(?i:https?)://([^/]*)(/.*)?", scope.get("raw_path") or b"", re.DOTALL)
+    if target is None:
+        return scope
+    raw_path = target[2] or b"/"
+    headers = [(name, target[1] if name == b"host" else value) for name, value in scope["headers"]]
+    return {**scope, "path": unquote(raw_path.decode("latin-1")), "raw_path": raw_path, "headers": headers}
 
 
 def is_own_origin(origin: str, host_header: str) -> bool:

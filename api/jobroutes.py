@@ -24,7 +24,7 @@ from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.client import new_job_id
-from raycontrol.errors import Fault, JobNotFound, UsageError
+from raycontrol.errors import Fault, UsageError
 from raycontrol.hardware import InstanceUsage
 from raycontrol.job import Submission, checked_id
 from raycontrol.readers import ServerDoor
@@ -76,7 +76,9 @@ async def submit(
     body = await bodies.read_body(request, hub.limits.body_bytes, hub.limits.body_s)
     kind = bodies.media_type(request)
     wanted, spec = await hub.calls.check(lambda: _read(kind, body, job_id, package))
-    known = await _checked(request, wanted)
+    if wanted.job_id is not None:
+        checked_id(wanted.job_id)
+    await _check_package(hub, wanted.package)
     submission = Submission(
         job_id=wanted.job_id or new_job_id(spec.name or "job"),
         spec=spec,
@@ -88,10 +90,10 @@ async def submit(
         request_id=visit.request_id,
         origin=visit.origin,
     )
-    job = await _changed(hub, lambda door: door.submit(submission))
+    job, new = await _changed(hub, lambda door: door.take_in(submission))
     visit.target = job.id
     response.headers["Location"] = f"{PREFIX}/jobs/{job.id}"
-    response.status_code = 200 if known or job.id != submission.job_id else 201
+    response.status_code = 201 if new else 200
     return job
 
 
@@ -360,6 +362,7 @@ def _read(kind: str, body: bytes, job_id: str | None, package: str | None) -> tu
         wanted = bodies.validated(NewJob, {"spec": {}, "job_id": job_id, "package": package})
         spec = specs.spec_of_yaml(body)
     elif kind == bodies.JSON:
+        _refuse_in_query(job_id=job_id, package=package)
         wanted = bodies.validated(NewJob, bodies.parsed_json(body))
         spec = specs.spec_of_json(wanted.spec)
     else:
@@ -367,22 +370,28 @@ def _read(kind: str, body: bytes, job_id: str | None, package: str | None) -> tu
     return wanted, specs.submittable(spec, wanted.package)
 
 
-async def _checked(request: Request, wanted: NewJob) -> bool:
-    """Return whether there is a job of the id that is wanted; raises UsageError, and Unfit without the package."""
-    calls, job_id, digest = hub_of(request).calls, wanted.job_id, wanted.package
-    if digest is not None and not await calls.ask(lambda door: door.has_package(digest)):
+def _refuse_in_query(**given: str | None) -> None:
+    """What goes into the query with a YAML body has its place in a JSON body: two places could say two things."""
+    faults = [
+        Fault(name, "goes into the body where that is JSON")
+        for name, value in given.items()
+        if value is not None
+    ]
+    if faults:
+        raise Unfit(*faults)
+
+
+async def _check_package(hub: Hub, digest: str | None) -> None:
+    """Raise Unfit where the archive has no such package."""
+    if digest is not None and not await hub.calls.ask(lambda door: door.has_package(digest)):
         raise Unfit(Fault("package", "is not in the archive; upload it with PUT first"))
-    if job_id is None:
-        return False
-    try:
-        await calls.ask(lambda door: door.glance(checked_id(job_id)))
-    except JobNotFound:
-        return False
-    return True
 
 
 def _labels(pairs: list[str]) -> tuple[tuple[str, str], ...]:
     faults = [Fault("label", "must be name=value", pair) for pair in pairs if "=" not in pair]
+    named = [(name, value) for name, value in (pair.split("=", 1) for pair in pairs if "=" in pair)]
+    wanted = dict(named)
+    faults += [Fault("label", "must have one value", name) for name, value in named if wanted[name] != value]
     if faults:
         raise Unfit(*faults)
-    return tuple(dict(pair.split("=", 1) for pair in pairs).items())
+    return tuple(wanted.items())

@@ -120,8 +120,11 @@ async def read_log(
     follow: bool = False,
     last_event_id: Annotated[str | None, Header(max_length=40)] = None,
     range_: Annotated[str | None, Header(alias="Range", max_length=200)] = None,
+    if_range: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Return bytes of a log, all of them unless `offset` and `limit`, `tail` or a Range header say otherwise.
+
+    A Range with If-Range is passed over: a log has no validator that could match it.
 
     With `follow=1`: a server-sent event for each line until the attempt ends, with `<attempt>:<offset of the next line>` as its id.
     """
@@ -142,7 +145,8 @@ async def read_log(
             lambda watcher: _follow(hub, watcher, files, wanted, instance, start),
             lambda: shut_out(request),
         )
-    span = _range(range_, size) if offset is None and limit is None else None
+    in_range = offset is None and limit is None and if_range is None
+    span = _range(range_, size) if in_range else None
     start, stop = span or _span(offset or 0, limit, size)
     return _bytes(request, files, instance, start, stop, size, partial=span is not None)
 

@@ -13,6 +13,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from raycontrol import errors
 from raycontrol.api.visits import visit_of
@@ -187,7 +188,18 @@ async def answer_refusal_of_the_router(request: Request, error: Exception) -> Re
         "detail": error.detail,
         "instance": visit_of(request).request_id,
     }
-    return Response(_encoded(document), error.status_code, error.headers, MEDIA_TYPE)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods_of_path(request))
+    return Response(_encoded(document), error.status_code, headers, MEDIA_TYPE)
+
+
+def _methods_of_path(request: Request) -> list[str]:
+    """The router knows those of one route only; a path may have several."""
+    routes = [
+        route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for route in routes for method in route.methods})
 
 
 async def answer_invalid(request: Request, error: Exception) -> Response:

@@ -70,7 +70,7 @@ class PatientProtocol(H11Protocol):
             )
             head = [*answer.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
             for event in (
-                h11.Response(status_code=answer.status_code, headers=head),
+                h11.Response(status_code=answer.status_code, headers=head, reason=b"Bad Request"),
                 h11.Data(bytes(answer.body)),
             ):
                 self.transport.write(self.conn.send(event))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 ShutOut = Callable[[], Coroutine[Any, Any, None]]
@@ -22,7 +22,11 @@ class GuardedStream(StreamingResponse):
         self._shut_out = shut_out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not await ended_before(super().__call__(scope, receive, send), self._shut_out()):
+        if scope["method"] == "HEAD":
+            head = Response(status_code=self.status_code)
+            head.raw_headers = self.raw_headers
+            await head(scope, receive, send)
+        elif not await ended_before(super().__call__(scope, receive, send), self._shut_out()):
             await self.cut(send)
 
     async def cut(self, send: Send) -> None:

@@ -101,6 +101,11 @@ class Controller:
         Raises KeyReused for a key that came with another fingerprint, UsageError for secrets without a value, IdTaken for
         an id that another user's job has or a removed one had.
         """
+        job, _ = await self.take_in(submission)
+        return job
+
+    async def take_in(self, submission: Submission) -> tuple[JobInfo, bool]:
+        """As ``submit``; return also whether the job is new by this very call."""
         await self.started()
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
@@ -110,7 +115,7 @@ class Controller:
             known = await self._submitted(submission) or await self._find(submission.job_id)
             if known is not None and known.user != submission.user:
                 raise IdTaken(submission.job_id)
-            return self._info(known or await self._add(submission))
+            return self._info(known or await self._add(submission)), known is None
 
     async def _submitted(self, submission: Submission) -> Job | None:
         """Return the job that the submission's key stands for; raises KeyReused."""

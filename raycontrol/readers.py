@@ -120,6 +120,9 @@ class Door(Reader, Protocol):
 class ServerDoor(Door, Protocol):
     """What the HTTP server needs beside: who may come in, what was done, and how the cluster fares."""
 
+    def take_in(self, submission: Submission) -> tuple[JobInfo, bool]:
+        """Return the job once it is stored, and whether it is new by this very call."""
+
     def glance(self, job_id: str) -> JobInfo:
         """Return a job without what takes making its plan; raises JobNotFound."""
 
@@ -208,6 +211,9 @@ class ClusterDoor:
 
     def submit(self, submission: Submission) -> JobInfo:
         return self._ask(self._controller.submit.remote(submission))  # type: ignore[no-any-return]
+
+    def take_in(self, submission: Submission) -> tuple[JobInfo, bool]:
+        return self._ask(self._controller.take_in.remote(submission))  # type: ignore[no-any-return]
 
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         return self._ask(self._controller.nodes.remote(names, check))  # type: ignore[no-any-return]

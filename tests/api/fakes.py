@@ -72,6 +72,7 @@ class FakeDoor:
         self._events: dict[str, list[Event]] = {}
         self._tokens: dict[str, tuple[TokenInfo, tokens.Parsed]] = {}
         self._changed = threading.Condition()
+        self._submitting = threading.Lock()
 
     # What a test does.
 
@@ -255,12 +256,19 @@ class FakeDoor:
         return len(held)
 
     def submit(self, submission: Submission) -> JobInfo:
+        return self.take_in(submission)[0]
+
+    def take_in(self, submission: Submission) -> tuple[JobInfo, bool]:
+        with self._submitting:
+            return self._taken_in(submission)
+
+    def _taken_in(self, submission: Submission) -> tuple[JobInfo, bool]:
         self._fail()
         for known in self.submissions.values():
             if submission.key is not None and (known.user, known.key) == (submission.user, submission.key):
                 if known.fingerprint != submission.fingerprint:
                     raise KeyReused(submission.key)
-                return self._jobs[known.job_id]
+                return self._jobs[known.job_id], False
         known_job = self._jobs.get(submission.job_id)
         if known_job is not None and known_job.user != submission.user:
             raise IdTaken(submission.job_id)
@@ -277,7 +285,7 @@ class FakeDoor:
                     submitted_at=time.time(),
                 )
             )
-        return self._jobs[submission.job_id]
+        return self._jobs[submission.job_id], known_job is None
 
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         self.asked_for_nodes += 1

@@ -59,6 +59,7 @@ WHO_MAY = {
     "GET /api/v1/audit": ADMINS,
     "GET /metrics": EVERYBODY,
 }
+WHO_MAY |= {f"HEAD {key[4:]}": roles for key, roles in WHO_MAY.items() if key.startswith("GET ")}
 CHANGES = {
     "POST /api/v1/jobs": "submit",
     "DELETE /api/v1/jobs/{job_id}": "delete",
@@ -155,6 +156,8 @@ def test_another_s_job_is_not_there(ended: Api) -> None:
         answer = ask(ended, key, "other")
         unknown = ended.request(*key.replace("{job_id}", "digits-zzzzzz").split(" "), by="other")
         assert (answer.status_code, unknown.status_code) == (404, 404), key
+        if key.startswith("HEAD "):
+            continue
         assert answer.json()["detail"] == "no job 'digits-ab12cd'"
         assert answer.json().keys() == unknown.json().keys()
     assert ended.door.calls == []

@@ -206,7 +206,50 @@ def test_every_answer_carries_what_browsers_heed(api: Api) -> None:
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["x-request-id"]
     assert api.get("/none").headers["content-type"] == "application/problem+json"
-    assert api.request("PATCH", "/api/v1/jobs").status_code == 405
+
+
+def test_a_method_that_a_path_does_not_have_is_told_which_it_has(api: Api) -> None:
+    for path, methods in (
+        ("/api/v1/jobs", "GET, HEAD, POST"),
+        ("/api/v1/jobs/digits-ab12cd", "DELETE, GET, HEAD"),
+        (f"/api/v1/packages/{DIGEST}", "HEAD, PUT"),
+    ):
+        refused = api.request("PATCH", path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, methods)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jobs",
+        "jobs/digits-ab12cd",
+        "jobs/digits-ab12cd/logs/worker-0",
+        "jobs/digits-ab12cd/logs/worker-0?follow=1",
+        "jobs/digits-ab12cd/events/stream",
+        "jobs/digits-ab12cd/outputs.tar",
+        "jobs/none-1",
+    ],
+)
+def test_head_has_the_head_of_get_alone(api: Api, path: str) -> None:
+    api.door.put(adas_job(JobState.SUCCEEDED))
+    write_log(api.home, b"one\ntwo\n")
+    got = api.get(f"/api/v1/{path}", headers={"X-Request-ID": "same"})
+    head = api.request("HEAD", f"/api/v1/{path}", headers={"X-Request-ID": "same"})
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers == got.headers
+
+
+def test_a_target_that_is_a_whole_url_is_one_of_its_path_at_its_host(api: Api) -> None:
+    api.door.put(adas_job(JobState.SUCCEEDED))
+    for target, status in (
+        ("http://127.0.0.1:8642/api/v1/jobs/digits-ab12cd/events?after=0", 200),
+        ("HTTP://localhost/api/v1/jobs", 200),
+        ("http://127.0.0.1", 404),
+        ("http://evil.example/api/v1/jobs", 421),
+        ("http:///api/v1/jobs", 421),
+        ("ftp://localhost/api/v1/jobs", 404),
+    ):
+        assert api.exact(target).status == status, target
 
 
 def test_a_request_id_is_taken_only_if_it_is_short_and_plain(api: Api) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -55,6 +56,33 @@ def test_the_same_key_again_submits_nothing(api: Api) -> None:
     again = api.post("/api/v1/jobs", json={"spec": SPEC}, headers={"Idempotency-Key": "k1"})
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
+
+
+def test_of_requests_that_submit_the_same_job_at_once_one_has_made_it(api: Api) -> None:
+    async def submit() -> int:
+        body = {"json": {"spec": SPEC, "job_id": "digits-1"}}
+        return (await api._request("POST", "/api/v1/jobs", api._login("user"), body)).status_code
+
+    async def all_at_once() -> list[int]:
+        return await asyncio.gather(*(submit() for _ in range(8)))
+
+    assert sorted(api.run(all_at_once())) == [200] * 7 + [201]
+
+
+def test_what_belongs_into_a_json_body_is_not_taken_from_the_query(api: Api) -> None:
+    refused = api.post(f"/api/v1/jobs?job_id=digits-1&package={DIGEST}", json={"spec": SPEC})
+    assert (refused.status_code, api.door.submissions) == (422, {})
+    assert [(fault["field"], fault["rule"]) for fault in refused.json()["faults"]] == [
+        ("job_id", "goes into the body where that is JSON"),
+        ("package", "goes into the body where that is JSON"),
+    ]
+
+
+def test_a_label_that_is_asked_for_with_two_values_is_refused(api: Api) -> None:
+    api.door.put(adas_job())
+    refused = api.get("/api/v1/jobs?label=team=vision&label=team=speech")
+    assert (refused.status_code, refused.json()["detail"]) == (422, "label: must have one value, got team")
+    assert api.get("/api/v1/jobs?label=team=vision&label=team=vision").status_code == 200
 
 
 def test_a_key_of_another_request_is_refused(api: Api) -> None:

@@ -78,6 +78,13 @@ def test_a_range_is_honoured(api: Api) -> None:
     assert (past.status_code, past.headers["content-range"]) == (416, "bytes */14")
 
 
+def test_a_range_on_a_condition_that_nothing_can_meet_is_passed_over(api: Api) -> None:
+    for validator in ('"etag"', "Mon, 30 Nov 2026 17:00:00 GMT"):
+        answer = ended(api).get(f"{LOGS}/worker-0", headers={"Range": "bytes=4-6", "If-Range": validator})
+        assert answer.status_code == 200
+        assert answer.content.startswith(b"one\ntwo\nthree\n")
+
+
 def test_a_log_of_an_earlier_attempt_is_there_too(api: Api) -> None:
     ended(api)
     api.door.put(adas_job(JobState.SUCCEEDED, attempt=1))

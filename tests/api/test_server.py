@@ -103,7 +103,7 @@ def test_what_is_no_request_is_answered_with_a_problem_and_logged(
         while piece := received_piece(client):
             received += piece
     head, _, body = received.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     document = json.loads(body)
     assert (document["type"], document["status"]) == ("urn:raycontrol:bad-request", 400)
     assert f"x-request-id: {document['instance']}".encode() in head
