@@ -126,5 +126,5 @@ def check_uvicorn() -> None:
     if lacking:
         raise UsageError(
             f"uvicorn {uvicorn.__version__} is not one that `raycontrol serve` runs with (it lacks "
-            f"{', '.join(sorted(lacking))}); install what raycontrol asks for: `pip install raycontrol`"
+            f"{', '.join(sorted(lacking))}); install what raycontrol asks for: `pip install 'raycontrol[cluster]'`"
         )

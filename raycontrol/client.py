@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from raycontrol import extras
 from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.packages import Package, pack, upload
-from raycontrol.readers import ClusterDoor, Door, Reader, StoreReader, completed
+from raycontrol.readers import ClusterDoor, Door, Reader, completed
 from raycontrol.settings import Settings, process_environment
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, QueueEntry, Wish
@@ -77,7 +78,8 @@ class Client:
         self._reader: Reader | None = None
         self._remote: HttpDoor | None = None
         self.offline: str | None = None
-        """Why this client reads the store of this machine although a cluster was named; None when it does not."""
+        """What is to be said of where this client reads: the store of this machine, although a cluster was named, or
+        although nothing was ever stored there; None when there is nothing to say."""
 
     def submit(
         self, spec: JobSpec, *, job_id: str | None = None, progress: Progress | None = None
@@ -94,6 +96,8 @@ class Client:
         from raycontrol.version import __version__
 
         tell = progress or _silent
+        if self._url is None:
+            extras.require("ray")  # before a folder is packed that nobody will get
         spec = spec.named("job").with_secrets(process_environment())
         for warning in backends.plan_of(spec).warnings:
             tell(f"warning: {warning}")
@@ -227,6 +231,7 @@ class Client:
 
         if self._url is not None:
             raise UsageError("not over HTTP: run it on a node of the cluster, with --address")
+        extras.require("ray", "sqlalchemy")
         if self._session is None:
             address = None if self._embedded else find_address(self._settings, self._address)
             self._session = Session(self._settings, address, embedded=self._embedded)
@@ -275,7 +280,20 @@ class Client:
                 controller = session.existing_controller()
                 if controller is not None:
                     return ClusterDoor(session, controller)
-        return StoreReader(self._settings.home_path)
+        return self._this_machine()
+
+    def _this_machine(self) -> Reader:
+        """Return the reader of the store here, and note when nobody ever stored anything: an empty list would not tell."""
+        extras.require("sqlalchemy")
+        from raycontrol.storereader import StoreReader
+
+        reader = StoreReader(self._settings.home_path)
+        if self.offline is None and self._session is None and not reader.has_store():
+            self.offline = (
+                f"no Ray cluster was found, and nothing is stored in {self._settings.home}; RAYCONTROL_URL names a "
+                "server, RAY_ADDRESS a cluster, RAYCONTROL_HOME another folder"
+            )
+        return reader
 
     def _pack(self, folder: str, tell: Progress) -> Package:
         package = pack(folder, self._settings.package_cap_bytes, leave_out=[self._settings.home_path])

@@ -27,7 +27,7 @@ from raycontrol.errors import (
     RaycontrolError,
     UsageError,
 )
-from raycontrol.jobrows import EMBEDDED
+from raycontrol.job import EMBEDDED
 from raycontrol.placement import NoRoom, place
 from raycontrol.settings import Settings
 from raycontrol.spec import JobSpec, members

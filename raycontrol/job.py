@@ -20,6 +20,9 @@ from raycontrol.status import (
     Verdict,
 )
 
+EMBEDDED = "embedded-"
+"""How the names of clusters begin that live inside one `raycontrol run`."""
+
 
 @dataclass(frozen=True)
 class Submission:

@@ -10,15 +10,12 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from raycontrol.errors import StoreError
-from raycontrol.job import Job, info
+from raycontrol.job import EMBEDDED, Job, info
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobInfo
 from raycontrol.store import JobRow, Store
 
 log = logging.getLogger(__name__)
-
-EMBEDDED = "embedded-"
-"""How the names of clusters begin that live inside one `raycontrol run`."""
 
 ENDED_REMEMBERED = 2000
 """Jobs; a cluster's lists are asked for page by page, the newest first."""

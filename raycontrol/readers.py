@@ -1,25 +1,17 @@
-"""Where a client reads from: the controller and archive of a cluster, or the store and files of this machine."""
+"""Where a client reads from, and the way to the controller and archive of a cluster over Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
-from raycontrol.archive import Archive
-from raycontrol.errors import ControllerUnavailable, JobNotFound
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.job import Submission
-from raycontrol.jobrows import read_info, read_infos, read_job
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, Metrics, QueueEntry, Wish
-from raycontrol.store import JobRow, Store
-
-POLL_S = 0.2
 
 T = TypeVar("T")
 
@@ -267,149 +259,6 @@ class ClusterDoor:
 
     def _ask(self, reference: Any) -> Any:
         return self._session.get(reference)
-
-
-class HeadDoor(ClusterDoor):
-    """The way in for a server on the head. What is asked with every request is read where the controller has it from: the store.
-
-    To ask the controller takes several times as long, and the controller from its work; Ray gives it what others leave
-    of the processor.
-    """
-
-    def __init__(self, session: Any, controller: Any, store: Store) -> None:
-        super().__init__(session, controller)
-        self._store = store
-
-    def authenticate(self, token_id: str, digest: str) -> Identity | None:
-        return self._store.access.identity(token_id, digest, time.time())
-
-    def jobs(
-        self,
-        states: Sequence[JobState] | None,
-        user: str | None,
-        limit: int | None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        text: str | None = None,
-        before: tuple[float, str] | None = None,
-    ) -> list[JobInfo]:
-        found = self._store.jobs(
-            states=states, user=user, limit=limit, labels=labels, text=text, before=before
-        )
-        return read_infos(found, self._store)
-
-    def glance(self, job_id: str) -> JobInfo:
-        row = self._store.job(job_id)
-        if row is None:
-            raise JobNotFound(job_id)
-        return read_info(row, self._store, network=False)
-
-
-class StoreReader:
-    """Reads what is on this machine's disk; nothing can be changed here but removed."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._opened: Store | None = None
-        self._archive = Archive(home, clean_up=False)  # it may be another user's, and he may only read it
-
-    def find(self, prefix: str) -> list[str]:
-        return [] if self._store is None else self._store.find(prefix)
-
-    def info(self, job_id: str) -> JobInfo:
-        row = self._row(job_id)
-        assert self._store is not None
-        return read_info(row, self._store)
-
-    def jobs(
-        self,
-        states: Sequence[JobState] | None,
-        user: str | None,
-        limit: int | None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        text: str | None = None,
-        before: tuple[float, str] | None = None,
-    ) -> list[JobInfo]:
-        if self._store is None:
-            return []
-        found = self._store.jobs(
-            states=states, user=user, limit=limit, labels=labels, text=text, before=before
-        )
-        return read_infos(found, self._store)
-
-    def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
-        row = self._row(job_id)
-        assert self._store is not None
-        deadline = time.monotonic() + timeout_s
-        while True:
-            found = self._store.events(job_id, after)
-            if found or time.monotonic() > deadline or JobState(row.state).terminal:
-                return found
-            time.sleep(POLL_S)  # another process writes the store and cannot tell us
-            row = self._row(job_id)
-
-    def tail_offset(self, job_id: str, attempt: int, instance: str, lines: int) -> int:
-        return completed(self._archive.tail_offset(job_id, attempt, instance, lines))
-
-    def log_sizes(self, job_id: str, attempt: int) -> dict[str, int]:
-        return completed(self._archive.sizes(job_id, attempt))
-
-    def log_news(
-        self,
-        job_id: str,
-        attempt: int,
-        offsets: dict[str, int],
-        timeout_s: float,
-        max_bytes: int,
-        instances: Collection[str] | None,
-    ) -> dict[str, bytes]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            news = completed(
-                self._archive.follow(job_id, attempt, offsets, 0, max_bytes, instances=instances)
-            )
-            if news or time.monotonic() > deadline:
-                return news
-            time.sleep(POLL_S)
-
-    def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
-        return completed(self._archive.usage_of(job_id, attempt, last))
-
-    def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
-        info = self.info(job_id)
-        if info.state.terminal:
-            return info
-        raise ControllerUnavailable(
-            f"job {job_id} belongs to cluster {info.cluster!r}, whose controller is not to be found from here; "
-            "name the cluster with --address or RAY_ADDRESS (an embedded run is stopped where it was started)"
-        )
-
-    def sizes_of_jobs(self) -> dict[str, int]:
-        return completed(self._archive.usage())["jobs"]  # type: ignore[no-any-return]
-
-    def prune(self, job_ids: Sequence[str]) -> None:
-        if self._store is None:
-            return
-        doomed = set(job_ids)
-        in_use = {read_job(row).package for row in self._store.jobs() if row.id not in doomed}
-        for job_id in job_ids:
-            completed(self._archive.remove_job(job_id))
-        completed(self._archive.remove_packages({digest for digest in in_use if digest}))
-        self._store.remove(job_ids)
-
-    @property
-    def _store(self) -> Store | None:
-        """The store; None until the first job has made one."""
-        if self._opened is None:
-            self._opened = Store.open_existing(self._home)
-        return self._opened
-
-    def _row(self, job_id: str) -> JobRow:
-        row = None if self._store is None else self._store.job(job_id)
-        if row is None:
-            raise JobNotFound(job_id)
-        return row
 
 
 def completed(work: Coroutine[Any, Any, T]) -> T:

@@ -6,7 +6,11 @@ import shutil
 import site
 import subprocess
 import sys
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD_S = 240.0
@@ -48,6 +52,44 @@ def install(wheel: Path, venv: Path) -> Path:
     ray.write_text(RAY.format(python=python))
     ray.chmod(0o755)
     return packages
+
+
+def install_on_laptop(wheel: Path, venv: Path) -> Path:
+    """Return the folder of commands of a new environment with the wheel and what its base installation asks for.
+
+    Those libraries are linked from this environment, one by one: what the wheel does not ask for is not there.
+    """
+    packages = install(wheel, venv)
+    (packages / "dependencies.pth").unlink()
+    (venv / "bin/ray").unlink()
+    (installed,) = distributions(path=[str(packages)], name="raycontrol")
+    for library in needed_by(installed, frozenset()).values():
+        for name in {file.parts[0] for file in library.files or () if ".." not in file.parts}:
+            link = packages / name
+            if not link.exists():
+                link.symlink_to(Path(library.locate_file(name)))
+    return venv / "bin"
+
+
+def needed_by(library: Distribution, extras: frozenset[str]) -> dict[str, Distribution]:
+    """Return what an installation of this library with these extras brings along, by name."""
+    found: dict[str, Distribution] = {}
+    open_ones = [(library, extras)]
+    while open_ones:
+        asking, wanted = open_ones.pop()
+        for line in asking.requires or ():
+            required = Requirement(line)
+            if not any(applies(required, extra) for extra in (wanted or {""})):
+                continue
+            name = canonicalize_name(required.name)
+            if name not in found:
+                found[name] = distribution(name)
+                open_ones.append((found[name], frozenset(required.extras)))
+    return found
+
+
+def applies(required: Requirement, extra: str) -> bool:
+    return required.marker is None or required.marker.evaluate({"extra": extra})
 
 
 def run(command: list[str | Path]) -> None:

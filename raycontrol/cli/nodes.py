@@ -126,8 +126,9 @@ def _patients(services: Services, names: list[str] | None, address: str | None) 
         raise UsageError(
             "no Ray cluster found, so there are no --nodes to choose; without it this machine is checked"
         )
+    here = services.this_machine()
     services.out.note("note: no Ray cluster found; checking this machine alone")
-    return [services.this_machine()]
+    return [here]
 
 
 def _checked(nodes: list[NodeInfo]) -> list[Check]:

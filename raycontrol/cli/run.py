@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from raycontrol import extras
 from raycontrol.cli import options
 from raycontrol.cli.services import Services
 from raycontrol.cli.specs import Fields, read_spec
@@ -116,6 +117,7 @@ def _submit(services: Services, spec: JobSpec, address: str | None, as_json: boo
 
     found = services.find_address(address)
     if found is None:
+        extras.require("ray")
         raise UsageError(NO_CLUSTER)
     with services.client(found) as client:
         job = client.submit(spec, progress=services.out.note)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raycontrol import tokens
+from raycontrol import extras, tokens
 from raycontrol.access import Role
 from raycontrol.cli import options
 from raycontrol.cli.services import Services
@@ -84,6 +84,7 @@ def serve(
       raycontrol serve
       raycontrol serve --host 0.0.0.0 --tls-cert head.pem --tls-key head.key
     """
+    extras.require("ray", "fastapi", "uvicorn", "sqlalchemy")
     from raycontrol.api.app import Config
     from raycontrol.api.server import Listen
     from raycontrol.api.server import serve as run
@@ -117,7 +118,7 @@ class Head:
 
     def open_door(self) -> ServerDoor:
         """Return the way to the controller that the cluster has now; one is started if there is none."""
-        from raycontrol.readers import HeadDoor
+        from raycontrol.storereader import HeadDoor
 
         return HeadDoor(self.session, self.session.controller(), self.store)
 

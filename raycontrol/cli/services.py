@@ -51,6 +51,9 @@ def this_machine() -> NodeInfo:
     """Return this machine as a node by itself, its facts collected in this process."""
     from pathlib import Path
 
+    from raycontrol import extras
+
+    extras.require("psutil")
     from raycontrol.hardware import NodeInfo
     from raycontrol.node import Collector
     from raycontrol.settings import Settings

@@ -8,9 +8,9 @@ import pytest
 
 from raycontrol.access import Identity, Role
 from raycontrol.errors import JobNotFound
-from raycontrol.readers import HeadDoor
 from raycontrol.status import JobState
 from raycontrol.store import Store
+from raycontrol.storereader import HeadDoor
 from raycontrol.tokens import parsed
 from tests.machine.fake_cluster import in_loop
 from tests.machine.test_controller import STAYS, finish, site

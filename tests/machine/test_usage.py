@@ -18,7 +18,7 @@ from raycontrol.errors import StoreError, UsageError
 from raycontrol.hardware import GpuSample, InstanceUsage
 from raycontrol.preparing import Preparation
 from raycontrol.process import start
-from raycontrol.readers import StoreReader
+from raycontrol.storereader import StoreReader
 from raycontrol.trees import Trees as UsedTrees
 from raycontrol.trees import Used
 from tests.machine.instances import Gang

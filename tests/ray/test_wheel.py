@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from raycontrol.access import Role
+from raycontrol.status import JobState
 from tests import wheels
+from tests.api.fakes import FakeDoor, adas_job
+from tests.api.test_server import running
 from tests.ray.alone import ROOT, RUN_S, Alone, alone
 
 
@@ -29,6 +34,36 @@ def test_the_wheel_holds_every_module_and_the_data(wheel: Path) -> None:
     presets = {f"raycontrol/presets/{path.name}" for path in (ROOT / "configs/presets").glob("*.yaml")}
     assert modules | presets | {"raycontrol/py.typed"} <= names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"raycontrol"}
+
+
+def test_the_wheel_alone_is_all_that_a_laptop_needs(wheel: Path, tmp_path: Path) -> None:
+    bin_folder = wheels.install_on_laptop(wheel, tmp_path / "venv")
+    door = FakeDoor()
+    door.put(adas_job(JobState.SUCCEEDED))
+    token = door.let_in("root", "root", Role.ADMIN)
+    plain = {"RAYCONTROL_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "RAY_TMPDIR": str(tmp_path)}
+
+    def raycontrol(*arguments: str, **env: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [bin_folder / "raycontrol", *arguments],
+            env={**plain, **env},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    said = (
+        "Ray is not installed here: set RAYCONTROL_URL to a server's address, or install raycontrol[cluster]"
+    )
+    assert raycontrol("list") == (2, "", f"raycontrol: {said}\n")
+    assert raycontrol("plan", "--", "true")[0] == 0
+    with running(tmp_path, door) as url:
+        status, stdout, stderr = raycontrol("list", RAYCONTROL_URL=url, RAYCONTROL_TOKEN=token)
+    assert (status, stderr) == (0, "")
+    assert "digits-ab12cd" in stdout
 
 
 def test_a_job_runs_from_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:

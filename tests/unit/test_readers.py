@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from raycontrol.archive import Archive
+from raycontrol.client import Client
 from raycontrol.disk import HIDDEN
-from raycontrol.readers import StoreReader, completed
+from raycontrol.readers import completed
+from raycontrol.settings import Settings
 from raycontrol.store import Store
+from raycontrol.storereader import StoreReader
 from tests.unit.rights import unprivileged
 from tests.unit.store_rows import note, row
 
@@ -21,6 +24,20 @@ def test_a_reader_that_looked_before_there_was_a_store_sees_it_when_it_comes(tmp
     with Store(tmp_path) as store:
         store.add(row("digits-1"), note())
     assert reader.find("dig") == ["digits-1"]
+
+
+def test_a_client_that_finds_neither_cluster_nor_store_says_where_it_looked(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path), ray_tmpdir=str(tmp_path))
+    with Client(settings=settings) as client:
+        assert client.list() == []
+        assert client.offline == (
+            f"no Ray cluster was found, and nothing is stored in {tmp_path}; RAYCONTROL_URL names a server, "
+            "RAY_ADDRESS a cluster, RAYCONTROL_HOME another folder"
+        )
+    Store(tmp_path).close()
+    with Client(settings=settings) as client:
+        assert client.list() == []
+        assert client.offline is None
 
 
 def test_a_reader_works_within_a_running_event_loop(tmp_path: Path) -> None:
