@@ -14,6 +14,7 @@ from ray.util import list_named_actors, placement_group, placement_group_table, 
 from ray.util.placement_group import PlacementGroup, get_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from raycontrol import rayauth
 from raycontrol.actors import (
     ARCHIVE,
     CONTROLLER,
@@ -67,8 +68,9 @@ class ControllerActor(Controller):
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
 
     async def describe(self) -> dict[str, Any]:
-        """Return what ``raycontrol controller status`` shows, Ray's address included."""
-        return {**await self.status(), "ray": ray.get_runtime_context().gcs_address}
+        """Return what ``raycontrol controller status`` shows, Ray's address and the mode of its `ray start` included."""
+        ray_address = ray.get_runtime_context().gcs_address
+        return {**await self.status(), "ray": ray_address, "ray_auth_mode": rayauth.mode()}
 
     async def ask_porter(self, method: str, *arguments: Any) -> Any:
         """Return what this method of ``Porter`` does."""

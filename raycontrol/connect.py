@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raycontrol import rayauth
 from raycontrol.errors import (
     ClusterUnreachable,
     ControllerUnavailable,
@@ -200,6 +201,7 @@ class Session:
         trouble = _trouble(address)
         if trouble is not None:
             raise ClusterUnreachable(address, trouble)
+        rayauth.check(address)
         # A driver of `ray job submit` hands its runtime_env to every actor it creates, detached ones too. The
         # controller must not live in the working directory of the first job that was ever submitted.
         os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)

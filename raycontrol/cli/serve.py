@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -96,7 +95,7 @@ def serve(
     sys.stdout = sys.stderr  # what Ray prints is no result; ``Output`` has taken the stream before
     _log_to_stderr()
     with connected(settings, address) as head:
-        if (doubt := exposure(head.ray_address, os.environ)) is not None:
+        if (doubt := exposure(head.ray_address, head.ray_auth_mode)) is not None:
             services.out.note(f"warning: {doubt}")
         token = token_place(head.open_door(), settings)
         config = Config(
@@ -114,6 +113,8 @@ class Head:
 
     session: Session
     ray_address: str
+    ray_auth_mode: str
+    """As its `ray start` has it, whatever is set in this shell."""
     store: Store
 
     def open_door(self) -> ServerDoor:
@@ -134,7 +135,7 @@ def connected(settings: Settings, address: str | None) -> Iterator[Head]:
         facts: dict[str, Any] = session.get(session.controller().describe.remote())
         refuse_elsewhere(facts, socket.gethostname(), settings.home_path)
         with Store(settings.home_path, create=False) as store:
-            yield Head(session, str(facts["ray"]), store)
+            yield Head(session, str(facts["ray"]), str(facts.get("ray_auth_mode")), store)
     finally:
         session.close()
 
@@ -149,13 +150,13 @@ def refuse_elsewhere(facts: Mapping[str, Any], hostname: str, home: Path) -> Non
         )
 
 
-def exposure(ray_address: str, environ: Mapping[str, str]) -> str | None:
+def exposure(ray_address: str, ray_auth_mode: str) -> str | None:
     """Return what is to be said where others can reach the cluster past this server; None where they cannot."""
     from raycontrol.api.hosts import host_name
     from raycontrol.httpcalls import is_loopback
 
     name = host_name(ray_address) or ray_address
-    if is_loopback(name) or environ.get("RAY_AUTH_MODE") == "token":
+    if is_loopback(name) or ray_auth_mode == "token":
         return None
     return (
         f"the Ray cluster itself listens at {ray_address} without authentication: whoever reaches that port can run "

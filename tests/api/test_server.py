@@ -359,11 +359,11 @@ def test_of_two_servers_that_start_at_once_one_makes_the_token(tmp_path: Path) -
 
 
 def test_a_cluster_that_others_can_reach_past_the_server_is_told() -> None:
-    said = exposure("10.0.0.5:6379", {})
+    said = exposure("10.0.0.5:6379", "disabled")
     assert said is not None
     assert said.startswith("the Ray cluster itself listens at 10.0.0.5:6379 without authentication")
-    assert exposure("10.0.0.5:6379", {"RAY_AUTH_MODE": "token"}) is None
-    assert exposure("127.0.0.1:6379", {}) is None
+    assert exposure("10.0.0.5:6379", "token") is None
+    assert exposure("127.0.0.1:6379", "disabled") is None
 
 
 def test_a_server_runs_where_the_files_are(tmp_path: Path) -> None:

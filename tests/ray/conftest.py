@@ -96,7 +96,8 @@ class Shell:
 class LocalRay(Shell):
     """Ray on this machine. ``home`` is RAYCONTROL_HOME for every command that is run through this object."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    def __init__(self, folder: Path, home: Path, env: Mapping[str, str] | None = None) -> None:
+        """``env`` is what is set for `ray start` beside the plain environment."""
         super().__init__(folder, home)
         gcs, dashboard, client = free_ports(3)
         self.dashboard = f"http://127.0.0.1:{dashboard}"
@@ -118,7 +119,7 @@ class LocalRay(Shell):
                 f"--temp-dir={folder / 'ray'}",
                 "--disable-usage-stats",
             ],
-            env=self._environment({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}),
+            env=self._environment({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", **(env or {})}),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from raycontrol.connect import environment, find_address, head_fault, start_elsewhere, wait_for_another
@@ -99,6 +104,82 @@ def test_what_is_no_note_names_no_cluster(note: Path) -> None:
         note.rmdir()
         note.write_bytes(b"\xff\xfe:6379")
         assert found(note) is None
+
+
+class Gcs(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Lets in who shows ``token``, as a GCS does; None: everybody."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+    def service(self, details: Any) -> Any:
+        shown = dict(details.invocation_metadata).get("authorization")
+
+        def answer(request: bytes, context: Any) -> bytes:
+            if self.token is not None and shown != f"Bearer {self.token}":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken: it is missing or incorrect")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@contextmanager
+def gcs_with(token: str | None) -> Iterator[str]:
+    """Give the address of a GCS that wants this token."""
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Gcs(token)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+TOKEN = "0123456789abcdef" * 4
+HAVE = "have ~/.ray/auth_token as it is on the head, or RAY_AUTH_TOKEN"
+SHELL = "import sys; from raycontrol import rayauth; rayauth.check(sys.argv[1])"
+
+
+def checked_in(folder: Path, address: str, **env: str) -> str:
+    """Return the last line of what a shell with this environment is told at the cluster; Ray reads it once a process."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **env}
+    done = subprocess.run(
+        [sys.executable, "-c", SHELL, address],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return "".join(done.stderr.splitlines()[-1:]).removeprefix("raycontrol.errors.UsageError: ")
+
+
+def test_a_cluster_that_asks_for_rays_token_is_recognised_at_once(tmp_path: Path) -> None:
+    token, other = {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
+    with gcs_with(TOKEN) as address:
+        asks = f"the Ray cluster at {address} asks for Ray's token: set RAY_AUTH_MODE=token, and {HAVE}"
+        assert checked_in(tmp_path, address) == asks
+        assert checked_in(tmp_path, address, RAY_AUTH_MODE="disabled") == asks
+        assert checked_in(tmp_path, address, **other) == (
+            f"the Ray cluster at {address} refuses the token of Ray that is here: {HAVE}"
+        )
+        assert checked_in(tmp_path, address, **token) == (
+            f"RAY_AUTH_MODE is token, but there is no token of Ray here: {HAVE}"
+        )
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray/auth_token").write_text(TOKEN)
+        assert checked_in(tmp_path, address, **token) == ""
+
+
+def test_a_cluster_that_asks_for_no_token_takes_everybody(tmp_path: Path) -> None:
+    with gcs_with(None) as address:
+        assert checked_in(tmp_path, address) == ""
+        assert checked_in(tmp_path, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN) == ""
+
+
+def test_what_else_is_wrong_is_left_to_ray(tmp_path: Path) -> None:
+    with gcs() as address:  # it greets, and then says nothing
+        assert checked_in(tmp_path, address) == ""
 
 
 def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ LAYERS = {
         "ports raynodes samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
     "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter runs scheduler survey",
-    "ray": "actors cluster connect",
+    "ray": "actors cluster connect rayauth",
     "user": "client httpcalls logview readers remote storereader",
     "faces": "__main__ api cli",
 }
@@ -34,6 +34,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for modu
 LIBRARIES = {
     "asyncssh": {"sshclient", "sshd", "sshsession"},
     "fastapi": {"api"},
+    "grpc": {"rayauth"},
     "h11": {"api"},
     "httpx": {"httpcalls", "remote"},
     "pathspec": {"ignore", "packing"},
@@ -55,7 +56,7 @@ LIBRARIES = {
     },
     "pydantic_core": {"specparts"},
     "pynvml": {"nvml"},
-    "ray": {"actors", "cluster", "connect", "raynodes"},
+    "ray": {"actors", "cluster", "connect", "rayauth", "raynodes"},
     "rich": {"cli"},
     "ruamel": {"presets", "settings", "specfile"},
     "sqlalchemy": {"accessrows", "database", "leases", "metricrows", "store"},
@@ -171,9 +172,9 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         for node in parsed(file)
         if isinstance(node, ast.Attribute) and node.attr in reading and ast.unparse(node.value) == "os"
     }
-    # The supervisor and connect have Ray's worker environment to clear, process has the interpreter's own libraries to
+    # rayauth looks for Ray's own mode. The supervisor and connect have Ray's worker environment to clear, process has the interpreter's own libraries to
     # find, cli asks the terminal for its colours: none of that is a setting.
-    assert found <= {"settings", "supervisor", "connect", "process", "cli", "standin"}
+    assert found <= {"settings", "supervisor", "connect", "process", "cli", "standin", "rayauth"}
 
 
 def test_our_own_folders_are_never_imported_by_their_bare_names() -> None:
