@@ -22,7 +22,7 @@ Viewer = Annotated[Identity, Depends(Guard(Action.READ_CLUSTER))]
 Reader = Annotated[Identity, Depends(Guard(Action.READ_JOB))]
 Check = Annotated[bool, Query(description="Measure clocks and name look-ups too; for operators.")]
 
-NO_CHECKS = "the role does not allow checks of nodes"
+CHECKS = "a check of nodes"
 
 
 @router.get("/queue", response_model=list[QueueEntry])
@@ -41,7 +41,7 @@ async def nodes(
 ) -> list[NodeInfo]:
     """List the cluster's nodes; what they are made of is for operators. The role `user` sees its own jobs on them."""
     if check:
-        require(identity, Action.READ_NODE, NO_CHECKS)
+        require(identity, Action.READ_NODE, CHECKS)
     hub = hub_of(request)
     found = await hub.calls.ask(lambda door: door.nodes(name or None, check))
     return await _seen(hub, identity, found)
@@ -51,7 +51,7 @@ async def nodes(
 async def node(request: Request, identity: Viewer, name: str, check: Check = False) -> NodeInfo:
     """Show the node of this name, IP or beginning of an id."""
     if check:
-        require(identity, Action.READ_NODE, NO_CHECKS)
+        require(identity, Action.READ_NODE, CHECKS)
     hub = hub_of(request)
     try:
         found = await hub.calls.ask(lambda door: door.nodes([name], check))

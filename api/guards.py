@@ -16,12 +16,13 @@ from fastapi.security import HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 
 from raycontrol import tokens
-from raycontrol.access import OWN, RULES, Action, Identity, allowed
+from raycontrol.access import OWN, RULES, Action, Identity, Role, allowed
 from raycontrol.api.answers import Answers
 from raycontrol.api.calls import Calls
 from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.problems import Forbidden, NotThere, TooMany, Unauthorized
+from raycontrol.api.queries import refuse_unknown
 from raycontrol.api.visits import visit_of
 from raycontrol.errors import JobNotFound, UsageError
 from raycontrol.job import checked_id
@@ -131,7 +132,8 @@ class Guard:
         visit.credentials = tokens.parsed(bearer.credentials) or MALFORMED
         visit.identity = await hub_of(request).authenticator.identity(visit.credentials, visit.origin)
         if visit.identity.role not in RULES[self.action]:
-            raise Forbidden(f"the role {visit.identity.role} does not allow this")
+            raise forbidden("this", self.action, visit.identity)
+        refuse_unknown(request)
         return visit.identity
 
 
@@ -201,10 +203,16 @@ def own_only(identity: Identity) -> str | None:
     return identity.user if identity.role in OWN else None
 
 
-def require(identity: Identity, action: Action, why: str) -> None:
-    """Refuse what a part of a request asks for beyond its route's action."""
+def require(identity: Identity, action: Action, what: str) -> None:
+    """Refuse what a part of a request asks for beyond its route's action; ``what`` is that part."""
     if not allowed(identity, action):
-        raise Forbidden(why)
+        raise forbidden(what, action, identity)
+
+
+def forbidden(what: str, action: Action, identity: Identity) -> Forbidden:
+    *others, last = [role.value for role in Role if role in RULES[action]]
+    roles = f"{', '.join(others)} or {last}" if others else last
+    return Forbidden(f"{what} needs the role {roles}; that of this token is {identity.role}")
 
 
 def unauthorized() -> Unauthorized:

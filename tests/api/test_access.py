@@ -13,6 +13,7 @@ from raycontrol import tokens
 from raycontrol.access import Role
 from raycontrol.api.app import OPEN
 from raycontrol.api.guards import Guard, JobGuard
+from raycontrol.api.queries import known_parameters
 from raycontrol.hardware import NodeInfo
 from raycontrol.status import JobState
 from tests.api.fakes import DIGEST, Api, adas_job, lost, until, write_log
@@ -147,6 +148,46 @@ def test_a_role_may_what_the_table_says(ended: Api, role: str) -> None:
             assert status != 404 or "{job_id}" not in key or key.endswith("/plan"), (key, status)
         else:
             assert status == 403, (key, status)
+
+
+def test_a_refusal_names_the_roles_that_may(ended: Api) -> None:
+    for key, may in WHO_MAY.items():
+        roles = [role.value for role in Role if role in may]
+        named = roles[0] if len(roles) == 1 else f"{', '.join(roles[:-1])} or {roles[-1]}"
+        for role in EVERYBODY - may:
+            said = "" if key.startswith("HEAD ") else ask(ended, key, role).json()["detail"]
+            assert said in ("", f"this needs the role {named}; that of this token is {role}")
+    checked = ended.get("/api/v1/nodes?check=true", by="viewer")
+    assert checked.status_code == 403
+    assert (
+        checked.json()["detail"]
+        == "a check of nodes needs the role operator or admin; that of this token is viewer"
+    )
+
+
+def test_no_route_takes_a_parameter_that_it_does_not_know(ended: Api) -> None:
+    """Whatever it does with those that it knows. Nobody without a token is told what there is."""
+    for key, route in routes(ended):
+        method, path = key.split(" ")
+        for place, value in PLACES.items():
+            path = path.replace(place, value)
+        known = known_parameters(route)
+        answer = ended.request(method, f"{path}?labels=x&next=2&labels=y")
+        assert answer.status_code == 422, key
+        assert ended.request(method, f"{path}?labels=x", by=None).status_code == 401, key
+        if method != "HEAD":
+            there_are = f"there are {', '.join(known)}" if known else "there are none"
+            rule = f"is no parameter of this request; {there_are}"
+            found = [(fault["field"], fault["rule"]) for fault in answer.json()["faults"]]
+            assert found == [("labels", rule), ("next", rule)], key
+    assert ended.door.calls == []
+
+
+def test_the_parameters_of_a_route_are_known_by_name(api: Api) -> None:
+    found = {key: known_parameters(route) for key, route in routes(api)}
+    assert found["GET /api/v1/jobs"] == ("state", "user", "label", "text", "limit", "after")
+    assert found["GET /api/v1/jobs/{job_id}/events"] == ("after", "wait_s")
+    assert found["GET /api/v1/sizes"] == ()
 
 
 def test_another_s_job_is_not_there(ended: Api) -> None:

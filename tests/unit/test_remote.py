@@ -374,7 +374,7 @@ def test_a_follower_reads_on_without_a_gap_or_a_repeat_when_the_server_is_starte
 
 ERRORS: list[tuple[httpx.Response, type[RaycontrolError], str]] = [
     (problem(400, "usage-error", "no node 'x'"), UsageError, "no node 'x'"),
-    (problem(403, "forbidden", "the role viewer does not allow this"), Forbidden, "the role viewer does not allow this"),
+    (problem(403, "forbidden", "this needs the role admin; that of this token is viewer"), Forbidden, "this needs the role admin; that of this token is viewer"),
     (problem(404, "not-there"), JobNotFound, f"no job '{JOB}'; `raycontrol list --all` shows the ids"),
     (problem(409, "conflict", "stop it before it is removed"), UsageError, "stop it before it is removed"),
     (problem(409, "store-refused", "has ended"), StoreRefused, "has ended"),
