@@ -27,16 +27,16 @@ JSON = "application/json"
 M = TypeVar("M", bound=BaseModel)
 
 
-async def read_body(request: Request, cap_bytes: int, timeout_s: float) -> bytes:
-    """Return the body; raises TooLarge (as soon as it is known), BodyTooSlow and BodyCut.
+async def read_body(request: Request, cap_bytes: int, timeout_s: float, hint: str = "") -> bytes:
+    """Return the body; raises TooLarge (as soon as it is known, with the ``hint`` behind it), BodyTooSlow and BodyCut.
 
     Also Unauthorized where the token was revoked, or has expired, while the body came.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > cap_bytes):
-        raise _too_large(cap_bytes)
+        raise _too_large(cap_bytes, hint)
     try:
-        body = await asyncio.wait_for(_gathered(request, cap_bytes), timeout_s)
+        body = await asyncio.wait_for(_gathered(request, cap_bytes, hint), timeout_s)
     except asyncio.TimeoutError:
         raise BodyTooSlow(
             f"the body had not arrived after {timeout_s:g} s", {"Connection": "close"}
@@ -85,18 +85,18 @@ def validated(model: type[M], document: Any) -> M:
         raise Unfit(Fault("", "is nested too deeply")) from None
 
 
-async def _gathered(request: Request, cap_bytes: int) -> bytes:
+async def _gathered(request: Request, cap_bytes: int, hint: str) -> bytes:
     """Without Content-Length, as in chunks, nobody knows before how much will come."""
     pieces = bytearray()
     async for piece in request.stream():
         pieces += piece
         if len(pieces) > cap_bytes:
-            raise _too_large(cap_bytes)
+            raise _too_large(cap_bytes, hint)
     return bytes(pieces)
 
 
-def _too_large(cap_bytes: int) -> TooLarge:
-    return TooLarge(f"the body must have at most {cap_bytes} bytes", {"Connection": "close"})
+def _too_large(cap_bytes: int, hint: str) -> TooLarge:
+    return TooLarge(f"the body must have at most {cap_bytes} bytes{hint}", {"Connection": "close"})
 
 
 def _no_number(word: str) -> Any:

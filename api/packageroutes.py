@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from raycontrol import wording
 from raycontrol.access import Action, Identity
 from raycontrol.api import bodies
 from raycontrol.api.described import BYTES, PREFIX, PROBLEMS, takes
@@ -46,12 +47,13 @@ async def put_package(
     """Send a piece of at most 8 MiB; the answer says where to go on. An empty one asks how much is there."""
     hub, visit = hub_of(request), visit_of(request)
     hub.uploads.begin(sender.user, digest)
-    data = await bodies.read_body(request, hub.limits.piece_bytes, hub.limits.piece_s)
+    hint = f"; send pieces of at most {wording.size(hub.limits.piece_bytes)} with offset="
+    data = await bodies.read_body(request, hub.limits.piece_bytes, hub.limits.piece_s, hint)
     if offset + len(data) > hub.package_cap_bytes:
         raise TooLarge(f"a package must have at most {hub.package_cap_bytes >> 20} MiB")
     try:
         held = await hub.calls.ask(lambda door: door.put_package(digest, offset, data, last))
-    except PackageError:  # its bytes were not its own, and are gone
+    except PackageError:  # its bytes were not its own, or no archive, and are gone
         hub.uploads.end(sender.user, digest)
         raise
     if last and held >= offset + len(data):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tarfile
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -309,10 +310,24 @@ class Archive:
                 raise PackageError(
                     f"package {digest}: the {held} bytes that arrived are not its own; send it again"
                 )
+            if not is_tar(os.pread(descriptor, tarfile.BLOCKSIZE, 0)):
+                part.unlink()
+                raise PackageError(
+                    f"package {digest} is no uncompressed tar archive; pack the folder with `tar -cf`, without -z"
+                )
             os.fsync(descriptor)
             part.replace(whole)
             sync_path(whole.parent)
         return held
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether an uncompressed tar archive may begin so; an empty one begins with zeros."""
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return not head.strip(b"\0") and len(head) == tarfile.BLOCKSIZE
+    return True
 
 
 def is_version(path: Path, size: int, mtime_ns: int) -> bool:

@@ -298,6 +298,14 @@ async def endless(size: int) -> AsyncIterator[bytes]:
         yield b"x" * size
 
 
+def test_a_piece_that_is_too_large_is_told_how_to_come(api: Api) -> None:
+    answer = api.request("PUT", f"/api/v1/packages/{DIGEST}", content=bytes((8 << 20) + 1))
+    assert answer.status_code == 413
+    assert answer.json()["detail"] == (
+        "the body must have at most 8388608 bytes; send pieces of at most 8 MiB with offset="
+    )
+
+
 def test_a_package_has_a_largest_size(api: Api) -> None:
     answer = api.request("PUT", f"/api/v1/packages/{DIGEST}?offset={20 << 20}", content=b"x")
     assert (answer.status_code, answer.json()["detail"]) == (413, "a package must have at most 20 MiB")

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import random
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,8 +125,12 @@ def test_an_output_never_goes_through_a_link(archive: Archive, tmp_path: Path) -
 # Packages
 
 
+HEADER = tarfile.TarInfo("train.py").tobuf()
+
+
 def package_of(size: int) -> tuple[str, bytes]:
-    data = random.Random(size).randbytes(size)
+    """Return bytes that begin as a tar archive does, of at least 512 bytes, and what they are known by."""
+    data = HEADER + random.Random(size).randbytes(size - len(HEADER))
     return hashlib.sha256(data).hexdigest(), data
 
 
@@ -168,6 +175,49 @@ def test_a_package_of_other_bytes_is_dropped_and_can_be_sent_again(archive: Arch
         assert not await archive.has_package(digest)
         await send(archive, digest, data)
         assert await archive.has_package(digest)
+
+    asyncio.run(story())
+
+
+def packed(*, mode: str = "w", **options: Any) -> bytes:
+    """Return an archive of one file, as ``tarfile`` writes it."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode=mode, **options) as tar:
+        tar.addfile(tarfile.TarInfo("train.py"))
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        packed(),
+        packed(format=tarfile.GNU_FORMAT),
+        packed(format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}),
+        bytes(10240),
+    ],
+    ids=["ustar", "gnu", "pax", "empty"],
+)
+def test_every_uncompressed_tar_is_a_package(archive: Archive, data: bytes) -> None:
+    digest = hashlib.sha256(data).hexdigest()
+    asyncio.run(send(archive, digest, data))
+    assert asyncio.run(archive.has_package(digest))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [packed(mode="w:gz"), packed(mode="w:xz"), b"PK\3\4" + bytes(600), b"print('hello')\n", b"", bytes(100)],
+    ids=["gz", "xz", "zip", "script", "nothing", "few-zeros"],
+)
+def test_what_is_no_uncompressed_tar_is_refused_when_it_is_whole(archive: Archive, data: bytes) -> None:
+    digest = hashlib.sha256(data).hexdigest()
+
+    async def story() -> None:
+        with pytest.raises(
+            PackageError, match=r"is no uncompressed tar archive; pack the folder with `tar -cf`"
+        ):
+            await archive.put_package(digest, 0, data, True)
+        assert not await archive.has_package(digest)
+        assert await archive.put_package(digest, 0, b"", False) == 0
 
     asyncio.run(story())
 
@@ -224,7 +274,7 @@ def test_a_removed_job_leaves_nothing_and_the_others_stay(archive: Archive) -> N
 
 
 def test_packages_that_nobody_needs_are_removed(archive: Archive) -> None:
-    (kept, kept_data), (gone, gone_data), (new, new_data) = package_of(10), package_of(20), package_of(30)
+    (kept, kept_data), (gone, gone_data), (new, new_data) = package_of(610), package_of(620), package_of(630)
 
     async def story() -> None:
         for digest, data in ((kept, kept_data), (gone, gone_data), (new, new_data)):
@@ -232,12 +282,12 @@ def test_packages_that_nobody_needs_are_removed(archive: Archive) -> None:
             long_ago = time.time() - 2 * 3600
             os.utime(archive.home / f"packages/{digest}.tar", (long_ago, long_ago))
         assert await archive.has_package(new)  # whoever asks is about to submit a job with it
-        half, other = package_of(40)[0], package_of(50)[0]
+        half, other = package_of(640)[0], package_of(650)[0]
         for digest in (half, other):
             await archive.put_package(digest, 0, b"begun", False)
         os.utime(archive.home / f"packages/incoming/{half}.part", (1.0, 1.0))
         await archive.remove_packages({kept})
-        assert (await archive.usage())["packages"] == {kept: 10, new: 30}
+        assert (await archive.usage())["packages"] == {kept: 610, new: 630}
         assert await archive.put_package(half, 0, b"", False) == 0
         assert await archive.put_package(other, 0, b"", False) == 5
 
