@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import resource
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -40,6 +42,24 @@ class Listen:
                 "and secrets: give --tls-cert and --tls-key, keep 127.0.0.1 and use an ssh tunnel, or accept it "
                 "with --insecure-http"
             )
+
+    def check_certificate(self) -> None:
+        """Raise UsageError, naming the file, where certificate and key cannot be used."""
+        for option, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            try:
+                if path is not None:
+                    Path(path).open("rb").close()
+            except OSError as error:
+                raise UsageError(f"{option}: {path}: cannot be read: {error.strerror}") from None
+        if self.tls_cert is None:
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key, password="")
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageError(
+                f"--tls-cert, --tls-key: {self.tls_cert} and {self.tls_key} are no certificate in PEM and its private key "
+                f"without a passphrase ({getattr(error, 'reason', None) or error})"
+            ) from None
 
     @property
     def url(self) -> str:

@@ -12,6 +12,7 @@
     ├── Unauthorized                2    over HTTP: no token, or one that does not hold (any more)
     ├── Forbidden                   2    over HTTP: the token's role or user may not do this
     ├── ServerUnreachable           125  no raycontrol server answers at the URL
+    │   └── ServerNotTrusted        125  what answers there shows a certificate that is not trusted
     ├── ClusterUnreachable          125  no Ray cluster answers at the address
     ├── ControllerUnavailable       125  the cluster is there, its controller does not answer
     ├── HeadFault                   125  a call to the head failed as nobody foresaw; asking again would not help
@@ -181,6 +182,16 @@ class ServerUnreachable(RaycontrolError):
         return (
             f"no raycontrol server answers at {self.url} ({self.detail}); is `raycontrol serve` running there, and "
             "RAYCONTROL_URL right? On a node of the cluster --address reaches it without a server"
+        )
+
+
+class ServerNotTrusted(ServerUnreachable):
+    """What answers at ``url`` shows a certificate that is not trusted here, or is not for this name."""
+
+    def __str__(self) -> str:
+        return (
+            f"the certificate of {self.url} is not trusted here ({self.detail}); it has to be for the name in the URL, and "
+            "signed by one whom this machine trusts: SSL_CERT_FILE may name a file of certificates to trust"
         )
 
 

@@ -26,6 +26,7 @@ from raycontrol.errors import (
     PackageError,
     PlanError,
     RaycontrolError,
+    ServerNotTrusted,
     ServerUnreachable,
     SpecError,
     StoreError,
@@ -33,7 +34,7 @@ from raycontrol.errors import (
     Unauthorized,
     UsageError,
 )
-from raycontrol.settings import checked_token, checked_url
+from raycontrol.settings import checked_token, checked_url, process_environment
 from raycontrol.version import __version__
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ LONGEST_PAUSE_S = 5.0
 TOLD_AT_TRY = 3
 TRY_AGAIN = frozenset({429, 502, 503, 504})
 OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-NEVER_PASSES = frozenset({"CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"})
+NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
+NEVER_PASSES = frozenset({NOT_TRUSTED, "WRONG_VERSION_NUMBER"})
 """OpenSSL's reasons for which a call that is repeated fails again."""
 
 PLAIN_HTTP = (
@@ -160,9 +162,9 @@ class HttpCalls:
             try:
                 answer = self._try(call)
             except httpx.RequestError as error:
-                trouble = trouble_of(error)
+                trouble = trouble_of(error, self.url)
                 if never_passes(error) or not pauses.take(f"{self.url}: {trouble}"):
-                    raise ServerUnreachable(self.url, trouble) from None
+                    raise unreachable(error)(self.url, trouble) from None
                 continue
             if answer.status_code not in TRY_AGAIN:
                 return answer
@@ -218,16 +220,29 @@ def is_loopback(host: str) -> bool:
 
 
 def open_http(url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None) -> httpx.Client:
-    """Trust who the system trusts, or SSL_CERT_FILE names. Plain http goes to its host itself, never to a proxy."""
+    """Trust who the system trusts, or SSL_CERT_FILE names; raises UsageError when that cannot be read. Plain http goes to its host itself, never to a proxy."""
     encrypted = urlsplit(url).scheme == "https"
     return httpx.Client(
         base_url=url + ROOT,
         headers=headers,
         transport=transport,
-        verify=ssl.create_default_context() if encrypted and transport is None else False,
+        verify=trusting() if encrypted and transport is None else False,
         trust_env=encrypted,
         follow_redirects=False,
     )
+
+
+def trusting() -> ssl.SSLContext:
+    """OpenSSL itself passes over a file that it cannot read, and then trusts nobody."""
+    context = ssl.create_default_context()
+    if path := process_environment().get("SSL_CERT_FILE"):
+        try:
+            context.load_verify_locations(path)
+        except ssl.SSLError:
+            raise UsageError(f"SSL_CERT_FILE: {path}: holds no certificates in PEM") from None
+        except OSError as error:
+            raise UsageError(f"SSL_CERT_FILE: {path}: cannot be read: {error.strerror}") from None
+    return context
 
 
 class Pauses:
@@ -325,11 +340,18 @@ def retry_after_s(answer: httpx.Response) -> float:
     return float(text) if text.isdecimal() else 0.0
 
 
-def trouble_of(error: httpx.RequestError) -> str:
-    text = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in reasons_of(error):
-        return f"{text}; SSL_CERT_FILE may name a file of certificates to trust"
+def trouble_of(error: httpx.RequestError, url: str) -> str:
+    """Return what went wrong, and whether one side may speak TLS and the other not."""
+    text = (str(error) or type(error).__name__).rstrip(".")
+    if isinstance(error, httpx.RemoteProtocolError) and urlsplit(url).scheme == "http":
+        return f"{text}; does it speak https?"
+    if "WRONG_VERSION_NUMBER" in reasons_of(error):
+        return f"{text}; does it speak plain http?"
     return text
+
+
+def unreachable(error: httpx.RequestError) -> type[ServerUnreachable]:
+    return ServerNotTrusted if NOT_TRUSTED in reasons_of(error) else ServerUnreachable
 
 
 def never_passes(error: httpx.RequestError) -> bool:

@@ -91,6 +91,7 @@ def serve(
 
     services: Services = context.obj
     listen = Listen(host, port, tls_cert, tls_key, insecure_http)
+    listen.check_certificate()
     settings = Settings.load()
     sys.stdout = sys.stderr  # what Ray prints is no result; ``Output`` has taken the stream before
     _log_to_stderr()

@@ -305,6 +305,27 @@ def test_a_certificate_that_is_none_is_told(tmp_path: Path, door: FakeDoor) -> N
         serve(lambda: door, Config(tmp_path), listen, lambda url: None)
 
 
+def test_a_certificate_that_cannot_be_used_is_named_before_anything_begins(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    Listen("127.0.0.1", 0, str(cert), str(key)).check_certificate()
+    nope, none = tmp_path / "nope.pem", tmp_path / "none.pem"
+    none.write_text("none")
+    for tls_cert, tls_key, said in (
+        (nope, key, f"--tls-cert: {nope}: cannot be read: No such file or directory"),
+        (cert, nope, f"--tls-key: {nope}: cannot be read: No such file or directory"),
+        (
+            cert,
+            none,
+            f"--tls-cert, --tls-key: {cert} and {none} are no certificate in PEM and its private key",
+        ),
+        (none, key, f"--tls-cert, --tls-key: {none} and {key} are no certificate in PEM and its private key"),
+    ):
+        stderr = io.StringIO()
+        arguments = ["serve", "--tls-cert", str(tls_cert), "--tls-key", str(tls_key)]
+        assert cli.invoke(arguments, Services(Output(io.StringIO(), stderr))) == 2
+        assert stderr.getvalue().startswith(f"raycontrol: {said}")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

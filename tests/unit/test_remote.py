@@ -28,6 +28,7 @@ from raycontrol.errors import (
     PackageError,
     PlanError,
     RaycontrolError,
+    ServerNotTrusted,
     ServerUnreachable,
     SpecError,
     StoreError,
@@ -326,8 +327,41 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once() -> None:
     refused.reason = "CERTIFICATE_VERIFY_FAILED"
     failed = httpx.ConnectError("self-signed certificate")
     failed.__cause__ = refused
-    with pytest.raises(ServerUnreachable, match=r"\(self-signed certificate; SSL_CERT_FILE may name a file"):
+    with pytest.raises(ServerNotTrusted) as caught:
         door_to(Script([failed])).find("")
+    assert str(caught.value) == (
+        "the certificate of https://head:8642 is not trusted here (self-signed certificate); it has to be for the name in "
+        "the URL, and signed by one whom this machine trusts: SSL_CERT_FILE may name a file of certificates to trust"
+    )
+
+
+def test_one_side_that_speaks_tls_and_the_other_not_is_guessed() -> None:
+    cut = httpx.RemoteProtocolError("Server disconnected without sending a response.")
+    with pytest.raises(
+        ServerUnreachable, match=r"sending a response; does it speak https\?\); is `raycontrol"
+    ):
+        door_to(Script([cut] * 40), url="http://localhost:1").find("")
+    plain = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    plain.reason = "WRONG_VERSION_NUMBER"
+    failed = httpx.ConnectError("wrong version number")
+    failed.__cause__ = plain
+    with pytest.raises(ServerUnreachable, match=r"\(wrong version number; does it speak plain http\?\)"):
+        door_to(Script([failed])).find("")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("nope.pem", "cannot be read: No such file or directory"), ("none.pem", "holds no certificates in PEM")],
+)
+def test_a_file_of_certificates_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    (tmp_path / "none.pem").write_text("none")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+    with pytest.raises(UsageError) as caught:
+        HttpDoor(URL, TOKEN)
+    assert str(caught.value) == f"SSL_CERT_FILE: {tmp_path / name}: {text}"
+    HttpDoor("http://localhost:1", TOKEN).close()
 
 
 class RestartedServer(httpx.BaseTransport):
@@ -494,7 +528,10 @@ class Pieces(httpx.SyncByteStream):
             yield self._data[at : at + 1000]
 
 
-@pytest.mark.parametrize("error", [Unauthorized(URL), Forbidden("no"), ServerUnreachable(URL, "refused")])
+@pytest.mark.parametrize(
+    "error",
+    [Unauthorized(URL), Forbidden("no"), ServerUnreachable(URL, "refused"), ServerNotTrusted(URL, "no")],
+)
 def test_errors_cross_a_process_border(error: RaycontrolError) -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
