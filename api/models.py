@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from raycontrol.access import AuditEntry, Role, TokenInfo
+from raycontrol.access import TOKEN_TTL_S, AuditEntry, Role, TokenInfo
 from raycontrol.status import JobInfo, Model
 
 Offset = Annotated[int, Field(ge=0, le=2**62)]
@@ -93,12 +93,12 @@ class Doubts(Model):
 
 
 class NewToken(Model):
-    """A token to be made; without ``ttl_s`` (seconds) it never expires."""
+    """A token to be made. It lives for ``ttl_s`` seconds, 90 days where nothing is said, with null until it is revoked."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     role: Role
     user: Annotated[str, Field(min_length=1, max_length=256)]
-    ttl_s: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = None
+    ttl_s: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = TOKEN_TTL_S
 
 
 class MadeToken(Model):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from raycontrol.status import Model, Word
 
+TOKEN_TTL_S = 90 * 86_400.0
+"""How long a token lives of which nothing else was said."""
+
 
 class Role(Word):
     """``viewer`` reads all jobs; ``user`` has jobs of his own; ``operator`` all jobs; ``admin`` tokens and nodes too."""

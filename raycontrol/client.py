@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from raycontrol import extras
-from raycontrol.access import Role, TokenInfo
+from raycontrol.access import TOKEN_TTL_S, Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.packages import Package, pack, upload
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 PROGRESS_S = 2.0
 EVENT_POLL_S = 10.0
 QUIET_S = 0.5
-TOKEN_TTL_S = 90 * 86_400.0
 
 Progress = Callable[[str], None]
 
@@ -68,8 +67,9 @@ class Client:
             raise UsageError("a url is a way to a cluster by itself; give no address or embedded with it")
         self._settings = settings or Settings.load()
         is_open = url is None and address is None and not embedded
-        self._url = self._settings.url if is_open else url
-        if token is not None and self._url is None:
+        self.url = self._settings.url if is_open else url
+        """Where the server answers through which this client asks; None when it does not go over HTTP."""
+        if token is not None and self.url is None:
             raise UsageError("a token is for a url; give one, or set RAYCONTROL_URL")
         self._token = token
         self._address = address
@@ -96,7 +96,7 @@ class Client:
         from raycontrol.version import __version__
 
         tell = progress or _silent
-        if self._url is None:
+        if self.url is None:
             extras.require("ray")  # before a folder is packed that nobody will get
         spec = spec.named("job").with_secrets(process_environment())
         for warning in backends.plan_of(spec).warnings:
@@ -229,7 +229,7 @@ class Client:
     def _connected(self) -> Any:
         from raycontrol.connect import Session, find_address
 
-        if self._url is not None:
+        if self.url is not None:
             raise UsageError("not over HTTP: run it on a node of the cluster, with --address")
         extras.require("ray", "sqlalchemy")
         if self._session is None:
@@ -239,8 +239,8 @@ class Client:
 
     def _open(self) -> Door:
         """Return the way in to the cluster, whose controller is started if it has none."""
-        if self._url is not None:
-            return self._over_http(self._url)
+        if self.url is not None:
+            return self._over_http(self.url)
         if not isinstance(self._reader, ClusterDoor):
             session = self._connected()
             self._reader = ClusterDoor(session, session.controller())
@@ -253,8 +253,8 @@ class Client:
         """
         if self._reader is not None:
             return self._reader
-        if self._url is not None:
-            return self._over_http(self._url)
+        if self.url is not None:
+            return self._over_http(self.url)
         reader = self._find_reader()
         if self._session is None or isinstance(reader, ClusterDoor):
             self._reader = reader

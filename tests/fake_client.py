@@ -208,6 +208,7 @@ class FakeClient:
         self.calls: list[tuple[str, Any]] = []
         self.on_submit: Callable[[], None] = lambda: None
         self.offline: str | None = None
+        self.url: str | None = None
         self.known_nodes: list[NodeInfo] = []
         self.known_tokens: list[TokenInfo] = []
         self.token_error: Exception | None = None

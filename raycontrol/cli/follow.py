@@ -120,13 +120,21 @@ class Follower:
     """``lines`` is where log lines go: stdout, or stderr when stdout is for one JSON document."""
 
     def __init__(
-        self, job: JobHandle, out: Output, inbox: Inbox, *, lines: Callable[[str], None], embedded: bool
+        self,
+        job: JobHandle,
+        out: Output,
+        inbox: Inbox,
+        *,
+        lines: Callable[[str], None],
+        embedded: bool,
+        over_http: bool,
     ) -> None:
         self._job = job
         self._out = out
         self._inbox = inbox
         self._lines = lines
         self._embedded = embedded
+        self._over_http = over_http
         self._info: JobInfo | None = None
         self._logs_ended = False
         self._stop_asked = False
@@ -204,7 +212,7 @@ class Follower:
         self._say(f"{since:>7}  {self._out.state(event.state)}  {text}".rstrip())
 
     def _say_summary(self, info: JobInfo) -> None:
-        for line in summary(info, self._out):
+        for line in summary(info, self._out, over_http=self._over_http):
             self._say(line)
 
     def _say(self, text: str) -> None:

@@ -108,7 +108,7 @@ def get(
     if as_json:
         services.out.json({**info.model_dump(mode="json"), **_usage_document(usage)})
         return
-    _print_details(services, info, usage)
+    _print_details(services, info, usage, over_http=client.url is not None)
 
 
 def logs(
@@ -417,7 +417,9 @@ def _print_state(services: Services, info: JobInfo) -> None:
     services.out.line(f"{info.id} {with_reason(info.state, info.reason)}")
 
 
-def _print_details(services: Services, info: JobInfo, usage: dict[str, InstanceUsage]) -> None:
+def _print_details(
+    services: Services, info: JobInfo, usage: dict[str, InstanceUsage], *, over_http: bool
+) -> None:
     from raycontrol.cli.render import (
         INSTANCE_COLUMNS,
         attempt_lines,
@@ -430,7 +432,7 @@ def _print_details(services: Services, info: JobInfo, usage: dict[str, InstanceU
 
     out = services.out
     used = total(list(usage.values())) if usage and not info.over else None
-    out.details({**details(info, time.time()), "usage": used})
+    out.details({**details(info, time.time(), over_http=over_http), "usage": used})
     if info.instances:
         out.line()
         out.table(INSTANCE_COLUMNS, [instance_row(instance) for instance in info.instances])

@@ -100,8 +100,8 @@ def attempt_lines(attempts: Sequence[AttemptInfo]) -> list[str]:
     ]
 
 
-def details(info: JobInfo, now: float) -> dict[str, str | None]:
-    """Return what ``get`` prints above the table of instances."""
+def details(info: JobInfo, now: float, *, over_http: bool = False) -> dict[str, str | None]:
+    """Return what ``get`` prints above the table of instances; ``over_http`` as in ``outputs_of``."""
     return {
         "id": info.id,
         "name": info.name,
@@ -119,8 +119,15 @@ def details(info: JobInfo, now: float) -> dict[str, str | None]:
         "took": _took(info, now) or None,
         "rdma": info.rdma,
         "exit status": str(info.exit_status) if info.state.terminal else None,
-        "outputs": info.outputs,
+        "outputs": outputs_of(info, over_http),
     }
+
+
+def outputs_of(info: JobInfo, over_http: bool) -> str | None:
+    """Return where the outputs are; who asks ``over_http`` may be on another machine than their folder."""
+    if info.outputs is None or not over_http:
+        return info.outputs
+    return f"{info.outputs} (on the head); fetch: GET /api/v1/jobs/{info.id}/outputs.tar"
 
 
 def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
@@ -166,15 +173,15 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
-def summary(info: JobInfo, out: Output) -> Sequence[str]:
-    """Return the last lines of ``run``: state, cause, where outputs and logs are."""
+def summary(info: JobInfo, out: Output, *, over_http: bool = False) -> Sequence[str]:
+    """Return the last lines of ``run``: state, cause, where outputs and logs are; ``over_http`` as in ``outputs_of``."""
     took = duration((info.ended_at or info.submitted_at) - info.submitted_at)
     status = f", exit status {info.exit_status}" if info.exit_status else ""
     lines = [f"{out.state(info.state)} ({info.reason}) after {took}{status}"]
     if info.verdict is not None and info.state == "FAILED":
         lines += [f"  {line}" for line in verdict_lines(info.verdict)]
     if info.outputs is not None:
-        lines.append(f"outputs: {info.outputs}")
+        lines.append(f"outputs: {outputs_of(info, over_http)}")
     lines.append(f"logs: raycontrol logs {info.id}")
     return lines
 

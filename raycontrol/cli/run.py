@@ -141,17 +141,21 @@ def _run(services: Services, spec: JobSpec, address: str | None, as_json: bool) 
             out.note("raycontrol: left while submitting; `raycontrol list` shows if the job was accepted")
             return STOPPED
         signals.ready()
-        return _follow(job, services, inbox, embedded=found is None, as_json=as_json)
+        way = {"embedded": found is None, "over_http": client.url is not None}
+        return _follow(job, services, inbox, **way, as_json=as_json)
 
 
-def _follow(job: JobHandle, services: Services, inbox: Inbox, *, embedded: bool, as_json: bool) -> int:
+def _follow(
+    job: JobHandle, services: Services, inbox: Inbox, *, embedded: bool, over_http: bool, as_json: bool
+) -> int:
     from raycontrol.cli.follow import Follower, how_to_follow
 
     out = services.out
     later = "it ends with this command" if embedded else f"if this command goes away, {how_to_follow(job.id)}"
     out.note(f"[{job.id}] submitted; {later}")
     lines = out.note if as_json else out.log
-    status, info = Follower(job, out, inbox, lines=lines, embedded=embedded).follow()
+    follower = Follower(job, out, inbox, lines=lines, embedded=embedded, over_http=over_http)
+    status, info = follower.follow()
     if as_json and info is not None:
         out.json(info.model_dump(mode="json"))
     return status

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raycontrol.access import TOKEN_TTL_S
 from raycontrol.cli import options
 from raycontrol.cli.services import Services
 from raycontrol.errors import UsageError
@@ -49,7 +50,7 @@ def create(
             callback=options.at_least(0),
             help="How long it lives; 0: until it is revoked.",
         ),
-    ] = 90,
+    ] = round(TOKEN_TTL_S / DAY_S),
     output: Annotated[
         Path | None,
         typer.Option(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -427,6 +428,19 @@ def test_tokens_are_made_shown_without_their_secret_and_revoked_at_once(api: Api
     assert api.request("DELETE", "/api/v1/tokens/ci").status_code == 200
     assert api.get("/api/v1/jobs", by=text).status_code == 401
     assert api.request("DELETE", "/api/v1/tokens/none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "days"),
+    [({}, 90), ({"ttl_s": 86400}, 1), ({"ttl_s": None}, None)],
+    ids=["nothing", "a-day", "null"],
+)
+def test_a_token_lives_for_ninety_days_unless_something_else_is_said(
+    api: Api, given: dict[str, Any], days: int | None
+) -> None:
+    made = api.post("/api/v1/tokens", json={"name": "ci", "role": "user", "user": "ci", **given}).json()
+    lives_s = (made["info"]["expires_at"] or 0) - made["info"]["created_at"]
+    assert made["info"]["expires_at"] is None if days is None else round(lives_s / 86400) == days
 
 
 def test_the_audit_says_who_did_what_from_where_and_what_came_of_it(api: Api) -> None:

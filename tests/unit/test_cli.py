@@ -490,6 +490,19 @@ def test_run_follows_a_job_to_its_end() -> None:
     ]
 
 
+def test_over_http_the_outputs_are_on_another_machine() -> None:
+    job = failed_job()
+    client = FakeClient(job, next_job=job)
+    client.url = "https://head:8642"
+    shell = Shell(client)
+    said = "/data/out (on the head); fetch: GET /api/v1/jobs/digits-ab12cd/outputs.tar"
+    shell("run", "--", "true")
+    assert f"[digits-ab12cd] outputs: {said}" in shell.stderr.splitlines()
+    assert shell("get", "digits") == 0
+    assert f"outputs      {said}" in shell.stdout.splitlines()
+    assert shell.json("get", "digits")["outputs"] == "/data/out"
+
+
 def test_a_run_that_failed_ends_with_the_verdict_and_its_status() -> None:
     shell = Shell(FakeClient(next_job=failed_job()))
     assert shell("run", "--", "true") == 1

@@ -620,8 +620,8 @@ def test_url_and_token_of_the_settings_are_the_defaults(tmp_path: Path) -> None:
 
 def test_an_address_wins_over_the_url_of_the_settings(tmp_path: Path) -> None:
     settings = Settings(home=str(tmp_path), url=URL)
-    assert Client("10.0.0.1:6379", settings=settings)._url is None
-    assert Client(embedded=True, settings=settings)._url is None
+    assert Client("10.0.0.1:6379", settings=settings).url is None
+    assert Client(embedded=True, settings=settings).url is None
 
 
 # The command line
