@@ -13,7 +13,7 @@ from raycontrol.api.described import PROBLEMS, TEXT, gives
 from raycontrol.api.guards import Guard
 from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.measures import MEDIA_TYPE, GpuUse, gpus_of
-from raycontrol.api.models import Ready
+from raycontrol.api.models import Alive, Ready
 from raycontrol.api.problems import NotReady
 from raycontrol.api.usages import last_samples
 
@@ -45,10 +45,10 @@ class Readiness:
             return False
 
 
-@router.get("/healthz", response_model=Ready)
-async def healthz() -> Ready:
+@router.get("/healthz", response_model=Alive)
+async def healthz() -> Alive:
     """Say that this server runs. Needs no token."""
-    return Ready(ready=True)
+    return Alive(alive=True)
 
 
 @router.get("/readyz", response_model=Ready)

@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 
 from raycontrol.access import Action, Identity
 from raycontrol.api import bodies, specs
+from raycontrol.api.attempts import attempt_of
 from raycontrol.api.described import EVENT, PREFIX, PROBLEMS, TEXT, gives, takes
 from raycontrol.api.guards import Guard, JobGuard, own_only, shut_out
 from raycontrol.api.hubs import Hub, hub_of
@@ -18,7 +19,7 @@ from raycontrol.api.listings import NO_JOBS, Listing
 from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, NewPriority, SpecOnly, Stop, Why
 from raycontrol.api.pages import place_of
 from raycontrol.api.plans import stored_plan
-from raycontrol.api.problems import Conflict, Unfit, UnknownMedia
+from raycontrol.api.problems import Conflict, NoSuchRange, Unfit, UnknownMedia
 from raycontrol.api.sse import BEAT, BEAT_S, begin, end_event, event
 from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
@@ -268,7 +269,7 @@ async def get_usage(
 ) -> dict[str, tuple[InstanceUsage, ...]]:
     """Show the last samples of what each instance uses, oldest first; at most 10000 of all instances together."""
     hub = hub_of(request)
-    wanted = job.attempt if attempt is None else attempt
+    wanted = await attempt_of(hub, job, attempt)
     return await hub.calls.read(lambda: last_samples(hub.home, job.id, wanted, last))
 
 
@@ -304,13 +305,20 @@ async def stream_events(
     last_event_id: Annotated[int | None, Header(ge=0, le=2**62)] = None,
 ) -> EventStream:
     """Follow a job's events until it ends, as server-sent events whose id is the event's `seq`."""
-    start = after if last_event_id is None else last_event_id
+    start = after if last_event_id is None else await _resumed(request, job, last_event_id)
     return EventStream(
         hub_of(request).watchers,
         job,
         lambda watcher: _stream(request, watcher, start),
         lambda: shut_out(request),
     )
+
+
+async def _resumed(request: Request, job: JobInfo, event_id: int) -> int:
+    """Return the id; raises NoSuchRange for one past the last event, who would wait for what he has missed."""
+    if event_id and not await hub_of(request).calls.ask(lambda door: door.events(job.id, event_id - 1, 0)):
+        raise NoSuchRange(f"last-event-id: {event_id} is past the last event of job {job.id!r}")
+    return event_id
 
 
 async def _stream(request: Request, watcher: Watcher, after: int) -> AsyncIterator[bytes]:
@@ -360,14 +368,14 @@ def _read(kind: str, body: bytes, job_id: str | None, package: str | None) -> tu
     """Return what is wanted, and its spec, from a body of either kind."""
     if kind in YAML_TYPES:
         wanted = bodies.validated(NewJob, {"spec": {}, "job_id": job_id, "package": package})
-        spec = specs.spec_of_yaml(body)
+        document = specs.document_of_yaml(body)
     elif kind == bodies.JSON:
         _refuse_in_query(job_id=job_id, package=package)
         wanted = bodies.validated(NewJob, bodies.parsed_json(body))
-        spec = specs.spec_of_json(wanted.spec)
+        document = specs.document_of_json(wanted.spec)
     else:
         raise UnknownMedia("the body must be application/json or application/yaml")
-    return wanted, specs.submittable(spec, wanted.package)
+    return wanted, specs.submittable(document, wanted.package)
 
 
 def _refuse_in_query(**given: str | None) -> None:

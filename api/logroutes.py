@@ -14,8 +14,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 
+from raycontrol import wording
 from raycontrol.access import Action
 from raycontrol.api import bodies
+from raycontrol.api.attempts import attempt_of
 from raycontrol.api.described import BYTES, EVENT, MEDIA, PREFIX, PROBLEMS, gives, takes
 from raycontrol.api.files import (
     CHUNK_BYTES,
@@ -43,6 +45,7 @@ router = APIRouter(prefix=PREFIX, tags=["logs"], responses=PROBLEMS)
 READ_MAX_BYTES = 4 << 20
 FOLLOWED_BYTES = 64 * 1024
 LINES_MAX = 10_000
+NAMES_SHOWN = 20
 
 SeenJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB))]
 Offset = Annotated[int | None, Query(ge=0, le=2**62)]
@@ -53,7 +56,8 @@ Tail = Annotated[int | None, Query(ge=0, le=LINES_MAX, description="Only the las
 async def log_sizes(request: Request, job: SeenJob, attempt: Attempt = None) -> dict[str, int]:
     """Show the bytes of each instance's log."""
     hub = hub_of(request)
-    return await hub.calls.read(_files(hub, job, attempt).sizes)
+    wanted = await attempt_of(hub, job, attempt)
+    return await hub.calls.read(LogFiles(hub.home, job.id, wanted).sizes)
 
 
 @router.post(
@@ -65,6 +69,7 @@ async def read_logs(request: Request, job: SeenJob) -> dict[str, str]:
     """Return the bytes past the offsets, in base64, by instance; wait for the first if there are none yet."""
     hub = hub_of(request)
     wanted = await bodies.read_model(request, LogRead, hub.limits.body_bytes, hub.limits.body_s)
+    await attempt_of(hub, job, wanted.attempt)
     news = await _news(hub, job, wanted)
     return {name: base64.b64encode(data).decode() for name, data in news.items()}
 
@@ -86,8 +91,10 @@ async def stream_logs(
     """
     hub = hub_of(request)
     attempt, offsets = (job.attempt, {}) if last_event_id is None else _all_resumed(last_event_id)
-    files = _files(hub, job, attempt)
-    _refuse_too_many(job, await hub.calls.read(files.sizes))
+    files = LogFiles(hub.home, job.id, await attempt_of(hub, job, attempt))
+    sizes = await hub.calls.read(files.sizes)
+    _refuse_too_many(job, sizes)
+    _refuse_past_end(offsets, sizes)
     if last_event_id is None and tail is not None:
         offsets = await hub.calls.read(
             lambda: {name: files.tail_offset(name, tail) for name in files.sizes()}
@@ -131,10 +138,12 @@ async def read_log(
     hub = hub_of(request)
     if last_event_id is not None:
         attempt, offset = _resumed(last_event_id)
-    wanted = job.attempt if attempt is None else attempt
-    files = _files(hub, job, wanted)
+    wanted = await attempt_of(hub, job, attempt)
+    files = LogFiles(hub.home, job.id, wanted)
     checked_instance(hub.home, job.id, wanted, instance)
     size = await _size(hub, job, files, instance)
+    if last_event_id is not None:
+        _refuse_past_end({instance: offset or 0}, {instance: size})
     if last_event_id is None and tail is not None:
         offset = await hub.calls.read(lambda: files.tail_offset(instance, tail))
     if follow:
@@ -161,7 +170,7 @@ async def tail_offset(
 ) -> Place:
     """Say where the last lines of a log begin; at most 256 KiB before its end."""
     hub = hub_of(request)
-    files = _files(hub, job, attempt)
+    files = LogFiles(hub.home, job.id, await attempt_of(hub, job, attempt))
     checked_instance(hub.home, job.id, 0, instance)
     return Place(offset=await hub.calls.read(lambda: files.tail_offset(instance, lines)))
 
@@ -244,8 +253,10 @@ async def _size(hub: Hub, job: JobInfo, files: LogFiles, instance: str) -> int:
     size = await hub.calls.read(lambda: files.size(instance))
     if size is not None:
         return size
-    if instance not in {item.name for item in job.instances}:
-        raise NotThere(f"job {job.id!r} has no log of an instance {instance!r}")
+    names = [item.name for item in job.instances]
+    if instance not in names:
+        there_are = f"; there are {wording.some(names, NAMES_SHOWN)}" if names else ""
+        raise NotThere(f"job {job.id!r} has no log of an instance {instance!r}{there_are}")
     return 0
 
 
@@ -322,6 +333,16 @@ def _refuse_too_many(job: JobInfo, sizes: Mapping[str, int]) -> None:
         )
 
 
+def _refuse_past_end(offsets: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+    """Raise NoSuchRange for an id that no event had: who came back with it would wait for what he has missed."""
+    past = [name for name, offset in offsets.items() if offset > sizes.get(name, 0)]
+    if past:
+        name, size = past[0], sizes.get(past[0], 0)
+        raise NoSuchRange(
+            f"last-event-id: {offsets[name]} is past the end of the log of {name!r}, which has {size} bytes"
+        )
+
+
 def _resumed(event_id: str) -> tuple[int, int]:
     """Return the attempt and the offset of an id; raises Unfit."""
     match = re.fullmatch(r"([0-9]{1,7}):([0-9]{1,18})", event_id)
@@ -380,10 +401,6 @@ def _archive(
     headers = {"Content-Disposition": f'attachment; filename="{job.id}-{what}.tar"'}
     pieces = tar(iter(members(hub.home, job.id)), hub.calls.read)
     return GuardedStream(pieces, lambda: shut_out(request), headers=headers, media_type=MEDIA["tar"])
-
-
-def _files(hub: Hub, job: JobInfo, attempt: int | None) -> LogFiles:
-    return LogFiles(hub.home, job.id, job.attempt if attempt is None else attempt)
 
 
 def _unfit() -> Unfit:

@@ -136,6 +136,12 @@ class Problem(Model):
     faults: list[Fault] | None = None
 
 
+class Alive(Model):
+    """The server runs; whether it can work is another question."""
+
+    alive: bool
+
+
 class Ready(Model):
     """``ready`` is false with the status 503."""
 

@@ -137,6 +137,9 @@ UNAVAILABLE = (
     "the cluster's controller does not answer now; the server's log tells more under the request's id"
 )
 RETRY_AFTER_S = 2
+NOWHERE = (
+    "there is nothing at this path; /docs shows what can be asked, /openapi.json describes it for programs"
+)
 INTERNAL = "this should not happen; the server's log tells more under the request's id"
 
 
@@ -181,11 +184,12 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_refusal_of_the_router(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, as the router tells of them."""
     assert isinstance(error, HTTPException)
+    nowhere = error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase
     document = {
         "type": "about:blank",
         "title": HTTPStatus(error.status_code).phrase,
         "status": error.status_code,
-        "detail": error.detail,
+        "detail": NOWHERE if nowhere else error.detail,
         "instance": visit_of(request).request_id,
     }
     headers = dict(error.headers or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import resource
 import ssl
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from raycontrol.api.protocol import PatientProtocol, check_uvicorn
 from raycontrol.errors import UsageError
 from raycontrol.httpcalls import is_loopback
 from raycontrol.readers import ServerDoor
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 3
 """Streams never end by themselves; those who follow come back to the next server."""
@@ -81,6 +84,7 @@ def serve(
         )
         _settle()
         server.run()
+        log.info("raycontrol serve has ended; jobs run on")
     except OSError as error:
         raise UsageError(f"cannot serve at {listen.url}: {error}") from None
     except SystemExit:

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from raycontrol import backends, specfile
 from raycontrol.api.problems import BadRequest
 from raycontrol.errors import Fault, SpecError
 from raycontrol.spec import JobSpec
+from raycontrol.specfaults import in_order
+from raycontrol.specfile import Document
 
 
-def spec_of_json(document: Mapping[str, Any]) -> JobSpec:
-    """Return the spec of plain data, which may be as large as one in YAML; raises SpecError."""
-    refuse_too_much(document)
-    return JobSpec.from_dict(document)
+def spec_of_json(data: Mapping[str, Any]) -> JobSpec:
+    """Return the spec of plain data; raises SpecError."""
+    return JobSpec.from_dict(document_of_json(data).data)
 
 
-def spec_of_yaml(body: bytes) -> JobSpec:
-    """Return the spec of a text, its faults with their lines; raises SpecError.
+def document_of_json(data: Mapping[str, Any]) -> Document:
+    """Return plain data, which may be as large as a text in YAML; raises SpecError."""
+    refuse_too_much(data)
+    return Document(data)
+
+
+def document_of_yaml(body: bytes) -> Document:
+    """Return what a text holds, and where; raises SpecError when it has no structure at all."""
+    try:
+        return specfile.parse(body.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise BadRequest("the spec must be UTF-8 text") from None
+
+
+def submittable(document: Document, package: str | None) -> JobSpec:
+    """Return the spec with a name, once it is known that there is a plan for it; raises SpecError with all faults, PlanError.
 
     A relative ``working_dir`` stays as it is: it is a folder of whoever wrote it, not of this server.
     """
+    lacking = [*_lacking(document, package)]
     try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadRequest("the spec must be UTF-8 text") from None
-    document = specfile.parse(text)
-    return JobSpec.model_validate(document.data, context=document)
+        spec = JobSpec.model_validate(document.data, context=document)
+    except SpecError as error:
+        raise SpecError(in_order([*error.faults, *lacking])) from None
+    if lacking:
+        raise SpecError(in_order(lacking))
+    spec = spec.named("job")
+    backends.plan_of(spec)
+    return spec
 
 
 def refuse_too_much(document: Any) -> None:
@@ -50,20 +69,19 @@ def _inside(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def submittable(spec: JobSpec, package: str | None) -> JobSpec:
-    """Return the spec with a name, once it is known that there is a plan for it; raises SpecError and PlanError."""
-    if spec.working_dir is not None and package is None:
+def _lacking(document: Document, package: str | None) -> Iterator[Fault]:
+    """Yield what a spec may leave open on the machine of who wrote it, and not here."""
+    data = document.data if isinstance(document.data, dict) else {}
+    if isinstance(data.get("working_dir"), str) and package is None:
         rule = "is not here: upload the packed folder with PUT /api/v1/packages and name it by `package`"
-        raise SpecError((Fault("working_dir", rule),))
-    open_ones = tuple(name for name, value in spec.secret_env.items() if value is None)
-    if open_ones:
-        # The server's own environment is not the caller's to read.
-        raise SpecError(
-            tuple(Fault(f"secret_env.{name}", "must have a value: send it") for name in open_ones)
-        )
-    spec = spec.named("job")
-    backends.plan_of(spec)
-    return spec
+        yield Fault("working_dir", rule, None, *document.where(("working_dir",)))
+    secrets = data.get("secret_env")
+    for name, value in secrets.items() if isinstance(secrets, dict) else ():
+        if value is None:  # the server's own environment is not the caller's to read
+            path = ("secret_env", name)
+            yield Fault(
+                specfile.dotted(path), "must have a value: send it", None, *document.where(path, at_key=True)
+            )
 
 
 def fingerprint(kind: str, query: str, body: bytes) -> str:

@@ -44,7 +44,12 @@ def faults_of(problems: Iterable[Problem], document: Document | None = None) -> 
         Fault(dotted(problem.path), problem.rule, problem.got, *source.where(problem.path, problem.at_key))
         for problem in problems
     ]
-    return tuple(sorted([*source.faults, *faults], key=_place))
+    return in_order([*source.faults, *faults])
+
+
+def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Faults in the order of the document."""
+    return tuple(sorted(faults, key=_place))
 
 
 def _place(fault: Fault) -> tuple[float, float]:

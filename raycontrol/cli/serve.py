@@ -169,12 +169,17 @@ def exposure(ray_address: str, ray_auth_mode: str) -> str | None:
 def token_place(door: ServerDoor, settings: Settings) -> str:
     """Return where a token is to be found; where there are none, one of an admin is made. Its text is never printed."""
     path = settings.home_path / TOKEN_FILE
-    if not door.tokens() and (text := _first_token(door, settings)) is not None:
+    known = door.tokens()
+    if not known and (text := _first_token(door, settings)) is not None:
         replace_file(path, f"{text}\n".encode(), 0o600)  # nobody else can read it, not even for a moment
         return f"{path} (an admin's, made now)"
     if _is_good(door, path):
         return f"{path} (an admin's)"
-    return "make one with `raycontrol token create NAME --role ROLE`"
+    make_one = "make one with `raycontrol token create NAME --role ROLE`"
+    if any(info.name == TOKEN_NAME and info.revoked_at is None for info in known):
+        ends = f"end it with `raycontrol token revoke {TOKEN_NAME}`"
+        return f"{make_one}; `{TOKEN_NAME}`, an admin's, is in force and not in {path} any more: {ends}"
+    return make_one
 
 
 def _first_token(door: ServerDoor, settings: Settings) -> str | None:

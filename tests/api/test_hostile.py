@@ -60,7 +60,7 @@ def test_no_id_leads_out_of_the_folder_of_jobs(api: Api, name: str) -> None:
 
 
 def test_links_out_of_a_job_s_folder_are_not_followed(api: Api) -> None:
-    api.door.put(adas_job(JobState.SUCCEEDED))
+    api.door.put(adas_job(JobState.SUCCEEDED, attempt=1))
     secret = api.home / "secret"
     secret.mkdir()
     (secret / "worker-0.log").write_text(TREASURE)
@@ -78,16 +78,19 @@ def test_links_out_of_a_job_s_folder_are_not_followed(api: Api) -> None:
         "logs/worker-0",
         "logs/worker-0?follow=1",
         "logs/worker-0?tail=1",
-        "logs/worker-0?attempt=1",
-        "logs?attempt=1",
+        "logs/worker-0?attempt=0",
+        "logs/worker-0?attempt=0&follow=1",
+        "logs/worker-0?attempt=0&tail=1",
+        "logs?attempt=0",
         "logs/stream",
         "logs.tar",
         "outputs.tar",
     ):
         assert TREASURE not in api.get(f"/api/v1/jobs/digits-ab12cd/{path}").text, path
-    body = {"attempt": 1}
-    assert api.post("/api/v1/jobs/digits-ab12cd/logs/read", json=body).json() == {}
-    assert api.get("/api/v1/jobs/digits-ab12cd/logs").json() == {}
+    for attempt in (0, 1):
+        body = {"attempt": attempt}
+        assert api.post("/api/v1/jobs/digits-ab12cd/logs/read", json=body).json() == {}
+        assert api.get(f"/api/v1/jobs/digits-ab12cd/logs?attempt={attempt}").json() == {}
     assert b"weights" in api.get("/api/v1/jobs/digits-ab12cd/outputs.tar").content
 
 
@@ -98,7 +101,7 @@ SAMPLE = (
 
 def test_usage_behind_links_is_not_shown(api: Api) -> None:
     """Nor that of another job, which a job could lay a link to."""
-    api.door.put(adas_job())
+    api.door.put(adas_job(attempt=1))
     theirs = JobFolder(api.home, "bobs-1").usages(0)
     theirs.mkdir(parents=True)
     (theirs / "worker-0.jsonl").write_text(SAMPLE)

@@ -144,6 +144,21 @@ def test_an_open_secret_is_not_taken_from_the_server_s_environment(api: Api) -> 
     assert answer.json()["faults"][0]["field"] == "secret_env.PATH"
 
 
+def test_all_that_a_spec_lacks_is_told_in_one_answer_with_its_place(api: Api) -> None:
+    text = "nodes: 0\nsecret_env:\n  HF_TOKEN:\n  OTHER: x\nworking_dir: code\nmodes: ddp\ncommand: python train.py\n"
+    answer = api.post("/api/v1/jobs", content=text, headers={"Content-Type": "application/yaml"})
+    assert answer.status_code == 422
+    assert [(fault["line"], fault["field"]) for fault in answer.json()["faults"]] == [
+        (1, "nodes"),
+        (3, "secret_env.HF_TOKEN"),
+        (5, "working_dir"),
+        (6, "modes"),
+    ]
+    spec = {**SPEC, "nodes": 0, "secret_env": {"HF_TOKEN": None, "OTHER": "x"}}
+    answer = api.post("/api/v1/jobs", json={"spec": spec})
+    assert [fault["field"] for fault in answer.json()["faults"]] == ["nodes", "secret_env.HF_TOKEN"]
+
+
 def test_a_secret_reaches_the_controller_and_no_answer(api: Api) -> None:
     spec = {**SPEC, "secret_env": {"HF_TOKEN": "hf_verysecret"}}
     answer = api.post("/api/v1/jobs", json={"spec": spec, "job_id": "s"})
@@ -385,9 +400,18 @@ def test_an_unforeseen_error_of_the_controller_is_a_500_and_its_door_stays_open(
     assert "looking for it anew" not in caplog.text
 
 
+def test_the_root_says_where_to_look(api: Api) -> None:
+    for path in ("/", "/api/v1", "/api/v1/job"):
+        answer = api.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["detail"] == (
+            "there is nothing at this path; /docs shows what can be asked, /openapi.json describes it for programs"
+        )
+
+
 def test_readiness_follows_controller_and_store(api: Api) -> None:
     assert api.get("/readyz", by=None).json() == {"ready": True}
-    assert api.get("/healthz", by=None).json() == {"ready": True}
+    assert api.get("/healthz", by=None).json() == {"alive": True}
 
 
 def test_a_store_that_takes_nothing_is_not_ready(api: Api) -> None:

@@ -453,3 +453,57 @@ def test_a_job_without_outputs_has_an_empty_archive(api: Api) -> None:
     content = ended(api).get("/api/v1/jobs/digits-ab12cd/outputs.tar").content
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         assert archive.getnames() == []
+
+
+def test_an_instance_that_is_not_there_is_answered_with_those_that_are(api: Api) -> None:
+    api.door.put(adas_job())
+    answer = api.get(f"{LOGS}/master")
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == (
+        "job 'digits-ab12cd' has no log of an instance 'master'; there are master-0, worker-0"
+    )
+
+
+def test_an_attempt_that_never_was_is_not_there(api: Api) -> None:
+    api.door.put(adas_job())
+    detail = "job 'digits-ab12cd' has no attempt 7; they are counted from 0, and the last is 0"
+    usage = LOGS.replace("/logs", "/usage")
+    for path in (LOGS, f"{LOGS}/worker-0", f"{LOGS}/worker-0/tail_offset", usage):
+        answer = api.get(f"{path}?attempt=7")
+        assert (answer.status_code, answer.json()["detail"]) == (404, detail), path
+    read = api.post(f"{LOGS}/read", json={"attempt": 7})
+    assert (read.status_code, read.json()["detail"]) == (404, detail)
+    for path, event_id in (
+        (f"{LOGS}/worker-0?follow=1", "7:0"),
+        (f"{LOGS}/stream", '{"attempt": 7, "offsets": {}}'),
+    ):
+        assert api.get(path, headers={"Last-Event-ID": event_id}).json()["detail"] == detail
+
+
+def test_an_attempt_that_has_just_begun_is_there(api: Api) -> None:
+    """What a guard knows of a job may be a moment old."""
+    api.door.put(adas_job())
+    assert api.get(LOGS).status_code == 200
+    api.door.becomes("digits-ab12cd", JobState.RUNNING, attempt=1)
+    write_log(api.home, b"again\n", attempt=1)
+    assert api.get(f"{LOGS}?attempt=1").json() == {"worker-0": 6}
+
+
+def test_who_comes_back_with_an_id_past_the_end_is_told(api: Api) -> None:
+    api.door.put(adas_job(JobState.SUCCEEDED))
+    write_log(api.home, b"one\ntwo\n")
+    said = "last-event-id: 9 is past the end of the log of 'worker-0', which has 8 bytes"
+    for path, event_id in (
+        (f"{LOGS}/worker-0?follow=1", "0:9"),
+        (f"{LOGS}/stream", '{"attempt": 0, "offsets": {"master-0": 0, "worker-0": 9}}'),
+    ):
+        answer = api.get(path, headers={"Last-Event-ID": event_id})
+        assert (answer.status_code, answer.json()["detail"]) == (416, said)
+    assert api.get(f"{LOGS}/worker-0?follow=1", headers={"Last-Event-ID": "0:8"}).status_code == 200
+    last = api.get(EVENTS).json()[-1]["seq"]
+    assert api.get(f"{EVENTS}/stream", headers={"Last-Event-ID": str(last)}).status_code == 200
+    answer = api.get(f"{EVENTS}/stream", headers={"Last-Event-ID": str(last + 1)})
+    assert (answer.status_code, answer.json()["detail"]) == (
+        416,
+        f"last-event-id: {last + 1} is past the last event of job 'digits-ab12cd'",
+    )

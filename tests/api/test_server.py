@@ -359,6 +359,11 @@ def test_the_first_server_makes_a_token_and_the_next_ones_use_it(tmp_path: Path)
     text = path.read_text()
     assert token_place(door, settings) == f"{path} (an admin's)"
     assert path.read_text() == text
+    path.unlink()
+    assert token_place(door, settings) == (
+        "make one with `raycontrol token create NAME --role ROLE`; `serve`, an admin's, is in force and not in "
+        f"{path} any more: end it with `raycontrol token revoke serve`"
+    )
     door.revoke_token("serve")
     assert token_place(door, settings) == "make one with `raycontrol token create NAME --role ROLE`"
 
