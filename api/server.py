@@ -84,7 +84,6 @@ def serve(
         )
         _settle()
         server.run()
-        log.info("raycontrol serve has ended; jobs run on")
     except OSError as error:
         raise UsageError(f"cannot serve at {listen.url}: {error}") from None
     except SystemExit:
@@ -111,7 +110,7 @@ def make_server(
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, and where: port 0 is any free one."""
+    """Says when it listens, and where (port 0 is any free one), and when it has ended."""
 
     def __init__(self, config: uvicorn.Config, listen: Listen, ready: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -123,6 +122,10 @@ class _Server(uvicorn.Server):
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
             self._ready(replace(self._listen, port=port).url)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        await super().shutdown(sockets)
+        log.info("the server has ended; jobs run on")  # the signal that ended it is raised again after this
 
 
 def _options(config: Config, listen: Listen) -> dict[str, Any]:

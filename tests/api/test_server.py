@@ -64,6 +64,13 @@ def connect(url: str, **options: Any) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10, **options)
 
 
+def test_a_server_that_ends_says_so(tmp_path: Path, door: FakeDoor, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "raycontrol.api")
+    with running(tmp_path, door):
+        assert "has ended" not in caplog.text
+    assert caplog.messages[-1] == "the server has ended; jobs run on"
+
+
 def test_a_server_answers_and_its_streams_end_with_it(tmp_path: Path, door: FakeDoor) -> None:
     token = door.let_in("root", "root", Role.ADMIN)
     door.put(adas_job(JobState.RUNNING))
