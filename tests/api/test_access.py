@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raycontrol import tokens
-from raycontrol.access import Role
+from raycontrol.access import RULES, Action, Role
 from raycontrol.api.app import OPEN
 from raycontrol.api.guards import Guard, JobGuard
 from raycontrol.api.queries import known_parameters
@@ -148,6 +150,45 @@ def test_a_role_may_what_the_table_says(ended: Api, role: str) -> None:
             assert status != 404 or "{job_id}" not in key or key.endswith("/plan"), (key, status)
         else:
             assert status == 403, (key, status)
+
+
+ROWS = {
+    "read jobs": Action.READ_JOB,
+    "submit": Action.SUBMIT,
+    "change jobs": Action.CHANGE_JOB,
+    "look at the cluster": Action.READ_CLUSTER,
+    "look into nodes": Action.READ_NODE,
+    "have tokens": Action.MANAGE_TOKENS,
+    "read the audit": Action.READ_AUDIT,
+}
+
+
+def documented() -> dict[str, list[str]]:
+    """The rows of the table of roles in docs/api.md, by their first cell."""
+    text = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    _, _, table = text.partition("| to | requests | `viewer` | `user` | `operator` | `admin` |\n")
+    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()[1:]]
+    return {cells[0]: cells[1:] for cells in rows}
+
+
+def test_the_documented_roles_are_those_of_the_rules(api: Api) -> None:
+    rows = documented()
+    assert rows.keys() == ROWS.keys()
+    for name, (_, *cells) in rows.items():
+        may = {role for role, cell in zip(Role, cells, strict=True) if cell != "–"}
+        assert may == RULES[ROWS[name]], name
+
+
+def test_every_route_is_in_its_row_of_the_documented_roles(api: Api) -> None:
+    rows = documented()
+    below = re.compile(r"GET /jobs/\{job_id\}/.+")
+    for key, route in routes(api):
+        (guard,) = guards_of(route.dependant)
+        (requests,) = [cells[0] for name, cells in rows.items() if ROWS[name] is guard.action]
+        method, path = key.replace("/api/v1", "").split(" ")
+        short = "GET /jobs/{job_id}/…" if below.fullmatch(f"{method} {path}") else f"{method} {path}"
+        beside = f"…/{path.rpartition('/')[2]}"  # after another of the same method and folder
+        assert f"`{short}`" in requests or f"`{beside}`" in requests, key
 
 
 def test_a_refusal_names_the_roles_that_may(ended: Api) -> None:
