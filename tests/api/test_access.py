@@ -182,10 +182,13 @@ def test_the_documented_roles_are_those_of_the_rules(api: Api) -> None:
 def test_every_route_is_in_its_row_of_the_documented_roles(api: Api) -> None:
     rows = documented()
     below = re.compile(r"GET /jobs/\{job_id\}/.+")
-    for key, route in routes(api):
+    found = dict(routes(api))
+    for key, route in found.items():
         (guard,) = guards_of(route.dependant)
         (requests,) = [cells[0] for name, cells in rows.items() if ROWS[name] is guard.action]
         method, path = key.replace("/api/v1", "").split(" ")
+        if method == "HEAD" and f"GET {key[5:]}" in found:
+            continue
         short = "GET /jobs/{job_id}/…" if below.fullmatch(f"{method} {path}") else f"{method} {path}"
         beside = f"…/{path.rpartition('/')[2]}"  # after another of the same method and folder
         assert f"`{short}`" in requests or f"`{beside}`" in requests, key
