@@ -25,6 +25,7 @@ from raycontrol.hardware import NodeFacts
 from raycontrol.instance import Instance
 from raycontrol.links import Identity
 from raycontrol.node import Collector, Node
+from raycontrol.raystart import ray_start
 from raycontrol.settings import Settings
 from raycontrol.spec import Mode
 
@@ -36,6 +37,8 @@ ARCHIVE = "rc-archive"
 HEAD_PIN = {"node:__internal_head__": 0.001}
 NODE_ACTOR_S = 60.0
 NODE_ACTOR_RETRY_S = 0.2
+MOST_PASSES = 10
+"""So often ``regain_priority`` looks at all threads; the second look finds nothing, as a rule."""
 FREE = {
     "lifetime": "detached",
     "num_cpus": 0,
@@ -86,9 +89,14 @@ class InstanceActor(Instance):
 
 class NodeActor(Node):
     def __init__(self) -> None:
-        ip, raylet_pid = str(_own_node()["NodeManagerAddress"]), _raylet_pid()
-        environment = partial(nodeenv.raylet_environment, raylet_pid)
-        super().__init__(_scratch(), _read_package, Collector(Path(_scratch()), ip, environment))
+        node, raylet_pid = _own_node(), _raylet_pid()
+        collect = Collector(
+            Path(_scratch()),
+            str(node["NodeManagerAddress"]),
+            partial(nodeenv.raylet_environment, raylet_pid),
+            partial(ray_start, raylet_pid, str(node["NodeID"])),
+        )
+        super().__init__(_scratch(), _read_package, collect)
         self._cleaning = asyncio.ensure_future(self.keep_clean())
         self._collecting = asyncio.ensure_future(self._collect_first())
 
@@ -104,6 +112,7 @@ class ArchiveActor(Archive):
     """Runs on the head; may be killed at any time."""
 
     def __init__(self, home: str) -> None:
+        regain_priority()
         super().__init__(home, min_free_bytes=_min_free_bytes(home))
 
 
@@ -235,6 +244,35 @@ async def result_of(reference: Any) -> Any:
         if isinstance(error.cause, RaycontrolError):
             raise error.cause from None
         raise
+
+
+def regain_priority() -> None:
+    """Give this process back the priority that Ray takes from its workers (they run at nice 15), where that is permitted.
+
+    For the actors on the head, whose answers every job waits for, also while programs keep the head busy. In Linux each
+    thread has a priority of its own and hands it on to those it makes, so that one made meanwhile may still lack it.
+    """
+    try:
+        for _ in range(MOST_PASSES):
+            if not any([_lift(thread) for thread in _threads()]):
+                return
+    except PermissionError as error:
+        log.debug("the priority of this process stays as it is: %s", error)
+
+
+def _threads() -> list[int]:
+    return [int(task.name) for task in Path("/proc/self/task").iterdir()]
+
+
+def _lift(thread: int) -> bool:
+    """Raise a thread to nice 0; whether it was below."""
+    try:
+        if os.getpriority(os.PRIO_PROCESS, thread) <= 0:
+            return False
+        os.setpriority(os.PRIO_PROCESS, thread, 0)
+    except ProcessLookupError:  # it has ended
+        return False
+    return True
 
 
 def _scratch() -> str:

@@ -29,6 +29,7 @@ from raycontrol.actors import (
     node_actor_name,
     node_name,
     ray_nodes,
+    regain_priority,
     result_of,
 )
 from raycontrol.controller import Controller
@@ -57,6 +58,7 @@ CALLS_AT_ONCE = 1000
 
 class ControllerActor(Controller):
     def __init__(self, home: str, name: str) -> None:
+        regain_priority()
         super().__init__(
             str(Path(home).expanduser()),
             name,

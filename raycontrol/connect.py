@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raycontrol import rayauth
+from raycontrol import rayauth, raysettings
 from raycontrol.errors import (
     ClusterUnreachable,
     ControllerUnavailable,
@@ -212,7 +212,9 @@ class Session:
             temp = tempfile.mkdtemp(prefix="rc-")  # short: socket paths end at 107 bytes
             stack.callback(shutil.rmtree, temp, ignore_errors=True)
             secret = secrets.token_hex(32)
-            stack.enter_context(environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}))
+            # The tables of a cluster, if this shell has the settings of its head (`raycontrol ray-env`), are not for this Ray.
+            own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret, raysettings.STORAGE: "memory"}
+            stack.enter_context(environment(own))
             with _groups_of_their_own():
                 self._init(address="local", include_dashboard=False, _temp_dir=temp)
             self._closing = stack.pop_all()

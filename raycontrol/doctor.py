@@ -20,10 +20,12 @@ from raycontrol.hardware import (
     Limit,
     NodeFacts,
     NodeInfo,
+    RayStart,
     RdmaPort,
     essentials,
     foreign,
 )
+from raycontrol.raysettings import SETTINGS, RaySetting, Reader
 from raycontrol.status import Model, Word
 from raycontrol.wording import GIB, size, some
 
@@ -335,6 +337,56 @@ def _limit(limit: Limit) -> str:
     return "any number" if limit.hard == UNLIMITED else str(limit.hard)
 
 
+# How Ray was started.
+
+
+def _ray_settings(patient: Patient) -> Finding:
+    node, ray = patient.node, patient.facts.ray
+    if not node.total:
+        return _skipped("no Ray was asked")
+    if ray is None:
+        return _skipped("the environment of the node's raylet cannot be read")
+    command = "raycontrol ray-env --head" if node.head else "raycontrol ray-env"
+    tables = "" if ray.storage is None else f"; Ray's tables are in {_TABLES.get(ray.storage, ray.storage)}"
+    odd = list(_odd_settings(ray))
+    if not odd:
+        return _ok(f"as `{command}` prints them{tables}")
+    return _warn(
+        "; ".join(odd) + tables,
+        f"for jobs to start sooner and losses to be seen sooner, start this node's Ray, when no job needs it, with what "
+        f"`{command}` prints (docs/operations.md)",
+    )
+
+
+_TABLES = {"memory": "memory only", "redis": "Redis", "rocksdb": "RocksDB, on disk"}
+
+
+def _odd_settings(ray: RayStart) -> Iterator[str]:
+    """Say what differs from the table, and last, together, what is not there at all."""
+    expected = [setting for setting in SETTINGS if ray.gcs is not None or not setting.head_only]
+    missing = []
+    for setting in expected:
+        others = [found for found in _found(setting, ray) if not setting.holds(found)]
+        if None in others:
+            missing.append(setting.name)
+        elif others and setting.part is not None:
+            yield f"{setting.name} is without {setting.part}"
+        elif others:
+            yield f"{setting.name} is {others[0]}, not {setting.value}"
+    if len(missing) == len(expected):
+        yield "none of those advised is set"
+    elif missing:
+        yield f"not set: {', '.join(missing)}"
+
+
+def _found(setting: RaySetting, ray: RayStart) -> Iterator[str | None]:
+    """Give what each of those has that read the setting."""
+    if setting.reader is not Reader.GCS:
+        yield ray.raylet.get(setting.name)
+    if setting.reader is not Reader.RAYLET and ray.gcs is not None:
+        yield ray.gcs.get(setting.name)
+
+
 # Network and RDMA.
 
 
@@ -508,6 +560,7 @@ RULES = (
     Rule("shared memory", _shared_memory),
     Rule("open files", _open_files),
     Rule("locked memory", _locked_memory, (RDMA,)),
+    Rule("Ray's settings", _ray_settings),
     Rule("network interface", _interface),
     Rule("RDMA ports", _ports, (RDMA,)),
     Rule("RDMA libraries", _verbs, (RDMA,)),

@@ -134,13 +134,26 @@ class Lookup(Model):
     name: str | None = None
 
 
+class RayStart(Model):
+    """What the node's Ray was started with, of the settings in ``raysettings``: those that its raylet has, and on the head its GCS.
+
+    ``gcs`` is None where there is no GCS, or none that may be looked into; ``storage`` is where it keeps its tables:
+    ``memory``, ``redis`` or ``rocksdb``.
+    """
+
+    raylet: dict[str, str] = Field(default_factory=dict)
+    gcs: dict[str, str] | None = None
+    storage: str | None = None
+
+
 class NodeFacts(Model):
     """One node, as its own actor has found it. Times are seconds since the epoch, sizes bytes.
 
     ``verbs`` is the path of libibverbs, ``gpudirect`` the loaded kernel modules that let RDMA reach GPU memory;
     ``headers`` the folder of the headers that match the running kernel; ``torch``, ``torch_cuda``: the installed
     PyTorch and the CUDA it was built for (None: none, or for CPUs); ``nvcc``, ``compiler``: versions on the node's PATH;
-    ``clock_offset_s`` how far the node's clock is ahead of the head's (None: not measured).
+    ``ray`` how its Ray was started (None: there is none, or it cannot be looked into); ``clock_offset_s`` how far the
+    node's clock is ahead of the head's (None: not measured).
     """
 
     hostname: str
@@ -166,6 +179,7 @@ class NodeFacts(Model):
     torch_cuda: str | None = None
     nvcc: str | None = None
     compiler: str | None = None
+    ray: RayStart | None = None
     clock_offset_s: float | None = None
     lookups: tuple[Lookup, ...] = ()
 

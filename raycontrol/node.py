@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from raycontrol import nodefacts, nvml, ports, process
@@ -23,7 +24,7 @@ from raycontrol.disk import (
     replace_file,
 )
 from raycontrol.errors import RaycontrolError
-from raycontrol.hardware import Lookup, NodeFacts
+from raycontrol.hardware import Lookup, NodeFacts, RayStart
 from raycontrol.lookups import LOOKUP_S, look_up
 from raycontrol.nvidia import InTime
 from raycontrol.packages import PackageCache
@@ -228,22 +229,29 @@ class Node:
 
 
 class Collector:
-    """Collects a node's facts. What changes rarely (compilers, PyTorch, …) is looked for once, or when it is asked for ``anew``.
+    """Collects a node's facts. What changes rarely (compilers, PyTorch, Ray's start, …) is looked for once, or when it is asked for ``anew``.
 
-    ``environment`` returns the variables that the node's jobs start from.
+    ``environment`` returns the variables that the node's jobs start from, ``ray`` how its Ray was started.
     """
 
-    def __init__(self, scratch: Path, ip: str, environment: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        ip: str,
+        environment: Callable[[], Mapping[str, str]],
+        ray: Callable[[], RayStart | None] = lambda: None,
+    ) -> None:
         self._scratch = scratch
         self._ip = ip
         self._environment = environment
+        self._ray = ray
         self._gpus = InTime(nvml.describe)
         self._installed: nodefacts.Installed | None = None
 
     def __call__(self, anew: bool) -> NodeFacts:
         environ = self._environment()
         installed = None if anew else self._installed
-        self._installed = installed or nodefacts.installed(environ)
+        self._installed = installed or replace(nodefacts.installed(environ), ray=self._ray())
         return nodefacts.collect(
             self._scratch, self._ip, environ=environ, installed=self._installed, gpus=self._gpus
         )

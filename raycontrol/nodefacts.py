@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from raycontrol import nvml
-from raycontrol.hardware import UNLIMITED, Interface, Limit, NodeFacts
+from raycontrol.hardware import UNLIMITED, Interface, Limit, NodeFacts, RayStart
 from raycontrol.nvidia import Describe, driver_and_gpus, gpudirect
 from raycontrol.rdmaports import rdma_ports, verbs_library
 from raycontrol.sysfiles import exists, in_order, matching, names_in, number_of, on_the_node, text_of
@@ -61,6 +61,7 @@ class Installed:
     torch_cuda: str | None = None
     nvcc: str | None = None
     compiler: str | None = None
+    ray: RayStart | None = None
 
 
 def collect(

@@ -12,8 +12,10 @@ from raycontrol.hardware import (
     Limit,
     NodeFacts,
     NodeInfo,
+    RayStart,
     RdmaPort,
 )
+from raycontrol.raysettings import variables
 
 GIB = 2**30
 
@@ -39,6 +41,7 @@ def cpu_facts(**changes: Any) -> NodeFacts:
         ),
         "torch": "2.4.0",
         "compiler": "gcc 11.4.0",
+        "ray": RayStart(raylet=variables(head=False)),
     }
     return NodeFacts(**{**facts, **changes})
 

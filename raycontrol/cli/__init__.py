@@ -1,6 +1,6 @@
 """The ``raycontrol`` command.
 
-``--help``, ``version``, ``plan``, ``schema`` and ``env`` answer without importing Ray; each command imports what
+``--help``, ``version``, ``plan``, ``schema``, ``env`` and ``ray-env`` answer without importing Ray; each command imports what
 it needs when it runs.
 
 Exit status: 0; 2 for a wrong call or spec; 125 when raycontrol or the infrastructure failed; for ``run`` and

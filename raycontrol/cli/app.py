@@ -86,6 +86,7 @@ app.command(short_help="Stop jobs, and keep them in the queue.")(queueing.suspen
 app.command(short_help="Let suspended jobs go on.")(queueing.resume)
 app.command(cls=WithCommand, short_help="Print what a job would do; starts nothing.")(offline.plan)
 app.command(short_help="Print a job's variables for this shell.")(offline.env)
+app.command("ray-env", short_help="Print settings for `ray start`.")(offline.ray_env)
 app.command(short_help="Print the JSON Schema of a spec.")(offline.schema)
 app.command("nodes", short_help="List the cluster's nodes and who uses them.")(nodes.list_nodes)
 app.add_typer(node_app, name="node", short_help="Look at one node.")

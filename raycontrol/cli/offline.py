@@ -1,8 +1,11 @@
-"""The commands that need neither a cluster nor Ray: ``plan``, ``env``, ``schema``, ``version``."""
+"""The commands that need neither a cluster nor Ray: ``plan``, ``env``, ``ray-env``, ``schema``, ``version``."""
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,13 +75,41 @@ def env(
     """
     from raycontrol import backends
 
-    services: Services = context.obj
-    variables = backends.local_environment(_mode(mode))
-    if as_json:
-        services.out.json(variables)
-        return
-    for key, value in variables.items():
-        services.out.line(f"export {key}={shlex.quote(value)}")
+    _exports(context.obj, backends.local_environment(_mode(mode)), as_json)
+
+
+def ray_env(
+    context: typer.Context,
+    head: Annotated[bool, typer.Option("--head", help="Those for the head, too.")] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --head: keep Ray's tables on disk, here, so that jobs on other nodes outlive a head that comes "
+            "back within a minute.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print `export` lines of the settings that `ray start` should be given: losses are seen and jobs start sooner.
+
+    What each does is in docs/operations.md; `raycontrol doctor` says what a running cluster lacks of them. In
+    parentheses, as below, they are set for that Ray alone.
+
+    \b
+    Examples:
+      raycontrol ray-env --head
+      (eval "$(raycontrol ray-env --head)" && ray start --head)
+      (eval "$(raycontrol ray-env)" && ray start --address=HEAD_IP:6379)
+    """
+    from raycontrol import raysettings
+
+    if storage is not None and not (head and storage):
+        raise UsageError("--storage: goes with --head and names a folder: only the head keeps Ray's tables")
+    folder = None if storage is None else str(Path(storage).expanduser().absolute())
+    found = raysettings.variables(head=head, storage=folder, is_installed=_is_installed)
+    _exports(context.obj, found, as_json)
 
 
 def schema(context: typer.Context, as_json: options.Json = False) -> None:
@@ -106,6 +137,19 @@ def version(context: typer.Context, as_json: options.Json = False) -> None:
         services.out.json({"raycontrol": __version__})
     else:
         services.out.line(f"raycontrol {__version__}")
+
+
+def _exports(services: Services, variables: Mapping[str, str], as_json: bool) -> None:
+    if as_json:
+        services.out.json(variables)
+        return
+    for key, value in variables.items():
+        services.out.line(f"export {key}={shlex.quote(value)}")
+
+
+def _is_installed(module: str) -> bool:
+    """Whether the package that the module is in is there; nothing is imported for it."""
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _mode(word: str) -> Mode:

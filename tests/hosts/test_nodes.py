@@ -30,6 +30,9 @@ def test_the_doctor_checks_every_node_and_says_what_to_do(cluster: Cluster) -> N
         assert found[name, "PyTorch"]["verdict"] == found[name, "network interface"]["verdict"] == "ok"
         assert found[name, "name look-ups"]["found"].startswith("2 peers, the slowest in ")
         assert found[name, "clock"]["verdict"] == "ok"
+        lacks = "not set: RAY_preload_python_modules, RAY_worker_niceness"
+        tables = "; Ray's tables are in memory only" if name == names[0] else ""
+        assert found[name, "Ray's settings"]["found"] == lacks + tables
 
 
 def test_a_node_shows_its_interfaces_and_which_one_is_rays(cluster: Cluster) -> None:

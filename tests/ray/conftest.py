@@ -29,6 +29,9 @@ BIN = Path(sys.executable).parent
 FOREGROUND = ("env", "--default-signal=INT")
 """Starts a command as a shell does in the foreground; where these tests run in the background, Ctrl-C is ignored."""
 
+KEEPALIVE = {"RAY_grpc_client_keepalive_timeout_ms": "16000"}
+"""What this Ray has of the settings that ``raycontrol ray-env`` prints: some and not all, for the doctor to see."""
+
 MARK = "RC_TEST_SHELL"
 """In the environment of everything that a shell of these tests starts, Ray and jobs included: how to find it again."""
 
@@ -119,7 +122,7 @@ class LocalRay(Shell):
                 f"--temp-dir={folder / 'ray'}",
                 "--disable-usage-stats",
             ],
-            env=self._environment({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", **(env or {})}),
+            env=self._environment({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", **KEEPALIVE, **(env or {})}),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -621,6 +621,43 @@ def test_env_prints_lines_that_a_shell_can_evaluate() -> None:
     assert "RAY_ADDRESS" not in shell.json("env", "--mode", "ray")
 
 
+def test_ray_env_prints_what_ray_start_should_be_given() -> None:
+    shell = Shell()
+    assert shell("ray-env") == 0
+    node = ["RAY_grpc_client_keepalive_timeout_ms", "RAY_preload_python_modules", "RAY_worker_niceness"]
+    assert [line.split("=")[0] for line in shell.stdout.splitlines()] == [f"export {name}" for name in node]
+    assert list(shell.json("ray-env")) == node
+    head = shell.json("ray-env", "--head")
+    assert set(head) - set(node) == {
+        "RAY_health_check_period_ms",
+        "RAY_health_check_timeout_ms",
+        "RAY_health_check_failure_threshold",
+    }
+    assert shell.client.calls == []
+
+
+@pytest.mark.parametrize("folder", ["gcs", "a'; echo foo", "two\nlines", "$HOME `id`"])
+def test_the_folder_of_rays_tables_reaches_a_shell_whole(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell()
+    assert shell("ray-env", "--head", "--storage", folder) == 0
+    line = ["bash", "-c", f'{shell.stdout}\nprintf %s "$RAY_gcs_storage $RAY_gcs_storage_path"']
+    evaluated = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert evaluated.stdout == f"rocksdb {tmp_path}/{folder}"
+
+
+@pytest.mark.parametrize("arguments", ["--storage gcs", "--head --storage="])
+def test_only_the_head_has_a_folder_for_rays_tables(arguments: str) -> None:
+    shell = Shell()
+    assert shell("ray-env", *arguments.split()) == 2
+    assert (shell.stdout, shell.stderr) == (
+        "",
+        "raycontrol: --storage: goes with --head and names a folder: only the head keeps Ray's tables\n",
+    )
+
+
 def test_schema_is_json() -> None:
     shell = Shell()
     assert shell("schema") == 0
@@ -695,6 +732,7 @@ COMMANDS = [
     "stop",
     "plan",
     "env",
+    "ray-env",
     "schema",
     "prune",
     "version",
@@ -732,7 +770,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
 
 
 def test_commands_without_a_cluster_do_not_import_ray() -> None:
-    assert imported_by("plan -- true", "env", "schema") <= {"pydantic", "rich", "asyncio"}
+    assert imported_by("plan -- true", "env", "ray-env --head", "schema") <= {"pydantic", "rich", "asyncio"}
 
 
 def test_what_another_user_wrote_cannot_command_the_terminal() -> None:

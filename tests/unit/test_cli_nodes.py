@@ -198,15 +198,15 @@ def test_doctor_prints_a_line_per_check_in_the_order_of_nodes() -> None:
     shell = Shell([head(), tight])
     assert shell("doctor") == 0
     lines = shell.stdout.splitlines()
-    assert len(lines) == 44
-    assert [line.split()[0] for line in lines] == ["host-a"] * 22 + ["host-b"] * 22
+    assert len(lines) == 46
+    assert [line.split()[0] for line in lines] == ["host-a"] * 23 + ["host-b"] * 23
     assert lines[0] == "host-a  skipped  GPUs on the bus         no NVIDIA device"
-    assert lines[23] == "host-b  ok       driver                  550.54.14, runs CUDA up to 12.4"
-    assert lines[32] == (
+    assert lines[24] == "host-b  ok       driver                  550.54.14, runs CUDA up to 12.4"
+    assert lines[33] == (
         "host-b  warn     free disk               2 GiB free under /tmp/ray/session/raycontrol: "
         "code, logs and outputs of jobs lie there: make room, or choose another folder with RAYCONTROL_SCRATCH"
     )
-    assert shell.stderr == "2 nodes: 26 ok, 1 warning, 17 skipped\n"
+    assert shell.stderr == "2 nodes: 28 ok, 1 warning, 17 skipped\n"
     assert shell.client.calls[1] == ("nodes", (None, True))
 
 
@@ -217,7 +217,7 @@ def test_doctor_exits_with_1_when_a_check_failed() -> None:
         "host-b  fail     answer                  did not answer within 10 s: "
         "see `ray status` and the node's raylet.out and raylet.err; then ask again"
     )
-    assert shell.stderr == "2 nodes: 6 ok, 1 failed, 16 skipped\n"
+    assert shell.stderr == "2 nodes: 7 ok, 1 failed, 16 skipped\n"
 
 
 def test_doctor_looks_at_the_nodes_that_are_named() -> None:
@@ -231,7 +231,7 @@ def test_doctor_looks_at_the_nodes_that_are_named() -> None:
 
 def test_doctor_as_json_is_every_check() -> None:
     found = Shell([head()]).json("doctor")
-    assert len(found) == 22
+    assert len(found) == 23
     assert found[10] == {
         "node": "host-a",
         "name": "free disk",
@@ -246,9 +246,10 @@ def test_doctor_without_a_cluster_checks_this_machine_and_says_so() -> None:
     assert shell("doctor") == 0
     assert shell.client.calls == []
     assert {line.split()[0] for line in shell.stdout.splitlines()} == {"laptop"}
-    assert "laptop  skipped  GPUs in Ray             no Ray was asked\n" in shell.stdout
+    for name in ("GPUs in Ray   ", "Ray's settings"):
+        assert f"laptop  skipped  {name}          no Ray was asked\n" in shell.stdout
     assert shell.stderr == (
-        "note: no Ray cluster found; checking this machine alone\n1 node: 6 ok, 16 skipped\n"
+        "note: no Ray cluster found; checking this machine alone\n1 node: 6 ok, 17 skipped\n"
     )
 
 

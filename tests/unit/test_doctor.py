@@ -16,7 +16,9 @@ from raycontrol.hardware import (
     Lookup,
     NodeFacts,
     NodeInfo,
+    RayStart,
 )
+from raycontrol.raysettings import variables
 from tests.node_facts import GIB, cpu_facts, gpu, gpu_facts, node, roce_port
 
 
@@ -52,6 +54,7 @@ def test_a_healthy_gpu_node_passes_every_check() -> None:
         ("shared memory", "ok", "/dev/shm has 32 GiB"),
         ("open files", "ok", "at most 1048576"),
         ("locked memory", "ok", "unlimited"),
+        ("Ray's settings", "ok", "as `raycontrol ray-env` prints them"),
         ("network interface", "ok", "eth0 has 10.0.0.5, 25 Gbit/s"),
         ("RDMA ports", "ok", "2 of 2 up (Ethernet)"),
         ("RDMA libraries", "ok", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1 with libmlx5"),
@@ -302,6 +305,92 @@ def test_a_limit_on_locked_memory_matters_where_there_is_rdma() -> None:
     assert "`ulimit -l unlimited` before `ray start`" in found.advice
     assert "LimitMEMLOCK=infinity" in found.advice
     assert words("locked memory", gpu_facts(memlock=Limit(soft=65_536, hard=-1))) == ("ok", "unlimited")
+
+
+# How Ray was started.
+
+NODE, HEAD = variables(head=False), variables(head=True)
+IN_MEMORY = "; Ray's tables are in memory only"
+
+
+def without(names: str, environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in names.split()}
+
+
+@pytest.mark.parametrize(
+    ("raylet", "expected"),
+    [
+        (NODE, ("ok", "as `raycontrol ray-env` prints them")),
+        ({}, ("warn", "none of those advised is set")),
+        (without("RAY_worker_niceness", NODE), ("warn", "not set: RAY_worker_niceness")),
+        (
+            {"RAY_grpc_client_keepalive_timeout_ms": "120000"},
+            (
+                "warn",
+                "RAY_grpc_client_keepalive_timeout_ms is 120000, not 16000; "
+                "not set: RAY_preload_python_modules, RAY_worker_niceness",
+            ),
+        ),
+        (
+            {**NODE, "RAY_preload_python_modules": "torch,numpy"},
+            ("warn", "RAY_preload_python_modules is without raycontrol.instance"),
+        ),
+        (
+            {**NODE, "RAY_preload_python_modules": "torch,raycontrol.instance"},
+            ("ok", "as `raycontrol ray-env` prints them"),
+        ),
+    ],
+)
+def test_settings_that_rays_start_lacked_are_one_line(
+    raylet: dict[str, str], expected: tuple[str, str]
+) -> None:
+    assert words("Ray's settings", cpu_facts(ray=RayStart(raylet=raylet))) == expected
+
+
+@pytest.mark.parametrize(
+    ("gcs", "storage", "expected"),
+    [
+        (HEAD, "memory", ("ok", f"as `raycontrol ray-env --head` prints them{IN_MEMORY}")),
+        (
+            HEAD,
+            "rocksdb",
+            ("ok", "as `raycontrol ray-env --head` prints them; Ray's tables are in RocksDB, on disk"),
+        ),
+        (HEAD, "redis", ("ok", "as `raycontrol ray-env --head` prints them; Ray's tables are in Redis")),
+        (
+            {**HEAD, "RAY_health_check_period_ms": "3000"},
+            "memory",
+            ("warn", f"RAY_health_check_period_ms is 3000, not 1000{IN_MEMORY}"),
+        ),
+        (
+            without("RAY_health_check_timeout_ms RAY_grpc_client_keepalive_timeout_ms", HEAD),
+            "memory",
+            (
+                "warn",
+                f"not set: RAY_health_check_timeout_ms, RAY_grpc_client_keepalive_timeout_ms{IN_MEMORY}",
+            ),
+        ),
+    ],
+)
+def test_on_the_head_those_that_its_gcs_has_are_looked_at_too(
+    gcs: dict[str, str], storage: str, expected: tuple[str, str]
+) -> None:
+    ray = RayStart(raylet=HEAD, gcs=gcs, storage=storage)
+    assert words("Ray's settings", cpu_facts(ray=ray), head=True) == expected
+
+
+def test_the_advice_on_settings_names_the_command_for_the_node() -> None:
+    found = check("Ray's settings", cpu_facts(ray=RayStart(gcs={}, storage="memory")), head=True)
+    assert found.found == f"none of those advised is set{IN_MEMORY}"
+    assert found.advice is not None and "what `raycontrol ray-env --head` prints" in found.advice
+
+
+def test_settings_are_not_judged_where_no_ray_was_asked_or_its_raylet_cannot_be_read() -> None:
+    assert words("Ray's settings", cpu_facts(), total={}) == ("skipped", "no Ray was asked")
+    assert words("Ray's settings", cpu_facts(ray=None)) == (
+        "skipped",
+        "the environment of the node's raylet cannot be read",
+    )
 
 
 # Network and RDMA.
