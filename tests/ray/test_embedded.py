@@ -119,14 +119,17 @@ def test_the_program_of_a_killed_run_dies_with_it(shell: Alone) -> None:
         shutil.rmtree(left)
 
 
-def test_beside_a_live_cluster_it_touches_none_of_its_jobs(
+def test_beside_a_live_cluster_it_touches_none_of_its_jobs_and_not_its_tables(
     cluster: LocalRay, client: Client, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     theirs = client.submit(spec(f"echo pid $$; until [ -e {go} ]; do sleep 0.05; done", name="theirs"))
     pid = int(said(theirs, "pid"))
+    tables = tmp_path / "gcs"
+    of_the_head = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tables)}
     with alone(Alone, cluster.home) as shell:
-        assert shell.run("--cpu", "0.1", "--name", "ours", "--", "echo here").returncode == 0
+        ours = shell.run("--cpu", "0.1", "--name", "ours", "--", "echo here", env=of_the_head)
+        assert ours.returncode == 0 and not tables.exists()
         listed = {info["name"]: info["state"] for info in shell.json("list")}
     assert (listed["ours"], listed["theirs"]) == ("SUCCEEDED", "RUNNING")
     assert {"ours", "theirs"} <= {info.name for info in client.list()}
