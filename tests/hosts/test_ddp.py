@@ -126,6 +126,7 @@ def in_a_shared_folder(cluster: Cluster, script: Path) -> Path:
     return copy
 
 
+@long
 def test_a_training_that_fails_goes_on_from_its_checkpoint(cluster: Cluster) -> None:
     """The config itself, but that its first attempt ends with 1 after two epochs."""
     line = (
