@@ -17,11 +17,12 @@ from raycontrol.store import Store
 log = logging.getLogger(__name__)
 
 NODE_POLL_S = 5.0
+RECONCILE_S = 60.0
 RETENTION_S = 3600.0
 
 
 class Caretaker:
-    """Two loops, and what removes finished jobs. ``name`` is the cluster's."""
+    """Three loops, and what removes finished jobs. ``name`` is the cluster's."""
 
     def __init__(
         self,
@@ -68,6 +69,29 @@ class Caretaker:
         for event, (job, _) in zip(await asyncio.gather(*events), gone, strict=True):
             self._ledger.post(job.id, event)
         self._missing = {item.node_id for _, item in open_ones}
+
+    # What no job owns.
+
+    async def reconcile(self, every_s: float = RECONCILE_S) -> None:
+        """Compare what is there with what the store knows, for ever."""
+        while True:
+            await _try(self.remove_strangers)
+            await asyncio.sleep(every_s)
+
+    async def remove_strangers(self) -> None:
+        """Remove what there is of attempts that no job is at.
+
+        An attempt is in the ledger before anything of it is made, so whatever is seen first and is not in the ledger
+        afterwards is a stranger. Only who still holds the lease may say so: a successor knows more.
+        """
+        found = await self._cluster.attempts()
+        jobs = self._ledger.jobs.values()
+        strangers = found - {attempt_id for job in jobs for attempt_id in (job.attempt_id, job.group_id)}
+        for attempt_id in sorted(strangers):
+            await self._held.renew()
+            log.warning("removing what is there of %s, which no job of the store is at", attempt_id)
+            last = attempt_id.rpartition(".")[0] not in self._ledger.jobs
+            await self._cluster.remove_attempt(attempt_id, last)
 
     # Finished jobs.
 

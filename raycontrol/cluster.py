@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ WATCH_S = 15.0
 NODE_CALL_S = 30.0
 ANY_PORT = 9
 """Where a host is asked whether it is there: that nobody listens is an answer too."""
+ATTEMPT_ID = re.compile(r"[^:]+\.-?\d+")
 CALLS_AT_ONCE = 1000
 """How many calls an instance takes at once, those of other instances not counted."""
 
@@ -167,12 +169,8 @@ class RayCluster:
         for instance in job.instances:
             self._instances.pop((job.attempt_id, instance.name), None)
         living = {node.id for node in await self.nodes()}
-        await asyncio.gather(
-            *(
-                _tidy_node(node_id, job.id, job.attempt_id, last)
-                for node_id in {instance.node_id for instance in job.instances} & living
-            )
-        )
+        served = {instance.node_id for instance in job.instances} & living
+        await _tidy_nodes(served, job.id, job.attempt_id, last)
 
     def _remove_gang(self, job: Job, keep: bool) -> None:
         for instance in job.instances:
@@ -205,8 +203,31 @@ class RayCluster:
     async def time_of(self, node_id: str) -> float:
         return float(await result_of((await _node_actor(node_id)).now.remote()))
 
-    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
-        return await asyncio.to_thread(_remove_strangers, cluster, attempt_ids)
+    async def attempts(self) -> set[str]:
+        return await asyncio.to_thread(self._attempts)
+
+    def _attempts(self) -> set[str]:
+        names = [*_actor_names(), *_groups().values()]
+        return {found for name in names if (found := self._attempt_of(name)) is not None}
+
+    async def remove_attempt(self, attempt_id: str, last: bool) -> None:
+        await asyncio.to_thread(self._remove_attempt, attempt_id)
+        job_id = attempt_id.rpartition(".")[0]
+        await _tidy_nodes((node.id for node in await self.nodes()), job_id, attempt_id, last)
+
+    def _remove_attempt(self, attempt_id: str) -> None:
+        for name in _actor_names():
+            if self._attempt_of(name) == attempt_id:
+                _kill_actor(name)
+        for group_id, name in _groups().items():
+            if self._attempt_of(name) == attempt_id:
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
+
+    def _attempt_of(self, name: str) -> str | None:
+        """Return the id of the attempt that an actor or a placement group of this name belongs to, if it is one of ours."""
+        prefix = self._gang_name("")
+        attempt_id = name.removeprefix(prefix).partition(":")[0]
+        return attempt_id if name.startswith(prefix) and ATTEMPT_ID.fullmatch(attempt_id) else None
 
     async def sizes_of_jobs(self) -> dict[str, int]:
         usage: dict[str, Any] = await archive_handle().usage.remote()
@@ -346,6 +367,10 @@ async def _node_actor(node_id: str) -> Any:
         raise NoNodeActor("has no raycontrol node actor (yet); ask again in some seconds") from error
 
 
+async def _tidy_nodes(node_ids: Iterable[str], job_id: str, attempt_id: str, last: bool) -> None:
+    await asyncio.gather(*(_tidy_node(node_id, job_id, attempt_id, last) for node_id in node_ids))
+
+
 async def _tidy_node(node_id: str, job_id: str, attempt_id: str, last: bool) -> None:
     try:
         node = await _node_actor(node_id)
@@ -354,19 +379,10 @@ async def _tidy_node(node_id: str, job_id: str, attempt_id: str, last: bool) -> 
     await asyncio.wait_for(result_of(node.release.remote(job_id, attempt_id, last)), NODE_CALL_S)
 
 
-def _remove_strangers(cluster: str, attempt_ids: set[str]) -> list[str]:
-    prefix = f"rc:{cluster}:"
-    removed = []
-    for name in _actor_names():
-        if name.startswith(prefix) and name[len(prefix) :].partition(":")[0] not in attempt_ids:
-            _kill_actor(name)
-            removed.append(name)
-    for group_id, row in placement_group_table().items():
-        name = row["name"]
-        if name.startswith(prefix) and row["state"] != "REMOVED" and name[len(prefix) :] not in attempt_ids:
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
-            removed.append(name)
-    return removed
+def _groups() -> dict[str, str]:
+    """Return the names of the placement groups that are not removed, by their ids."""
+    rows = placement_group_table().items()
+    return {group_id: row["name"] for group_id, row in rows if row["state"] != "REMOVED"}
 
 
 def _actor_names() -> Iterable[str]:

@@ -338,12 +338,6 @@ class Controller:
         await self._held.take()
         await self._ledger.load(self._name)
         await self._cluster.serve_nodes()
-        strangers = await self._cluster.remove_strangers(
-            self._name,
-            {name for job in self._ledger.jobs.values() for name in (job.attempt_id, job.group_id)},
-        )
-        if strangers:
-            log.warning("removed what no job of the store owns: %s", ", ".join(strangers))
         self._ledger.resume()
         loops = (
             self._ledger.take_events(),
@@ -351,6 +345,7 @@ class Controller:
             self._ledger.run_clock(),
             self._held.hold(),
             self._caretaker.care_for_nodes(),
+            self._caretaker.reconcile(),
             self._caretaker.keep_within_limits(),
         )
         self._loops = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]

@@ -90,8 +90,11 @@ class Cluster(Protocol):
     async def time_of(self, node_id: str) -> float:
         """Return a node's clock, in seconds since the epoch."""
 
-    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
-        """Remove actors and placement groups of ours that belong to none of these attempts; return their names."""
+    async def attempts(self) -> set[str]:
+        """Return the ids of the attempts of this cluster's jobs that have an actor or a placement group."""
+
+    async def remove_attempt(self, attempt_id: str, last: bool) -> None:
+        """Remove the actors and the placement group of an attempt, and what it left on the nodes; if ``last``, all of its job's."""
 
     async def sizes_of_jobs(self) -> dict[str, int]:
         """Return the bytes that the archive keeps of each job."""

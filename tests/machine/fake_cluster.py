@@ -31,9 +31,10 @@ from tests.unit.fake_gangs import FakeInstance, Gangs, Program
 
 class FakeCluster(Gangs):
     """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
-    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing, ``silent`` those of nodes whose hosts do not answer.
-    ``answers`` says, by a node's id, what its actor answers when asked for facts (an error is raised, None is no
-    answer at all), ``clocks_ahead_s`` how far its clock is ahead. ``kill_at`` numbers the moments before and after calls at which
+    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing,
+    ``silent`` those of nodes whose hosts do not answer. ``answers`` says, by a node's id, what its actor answers when
+    asked for facts (an error is raised, None is no answer at all), ``clocks_ahead_s`` how far its clock is ahead. A look
+    at all attempts is answered when ``looking`` is set. ``kill_at`` numbers the moments before and after calls at which
     ``killed`` is set; that call, and so its caller, goes no further.
     """
 
@@ -56,6 +57,8 @@ class FakeCluster(Gangs):
         self.points = 0
         self.kill_at = kill_at
         self.killed = asyncio.Event()
+        self.looking = asyncio.Event()
+        self.looking.set()
         self._senders: dict[FakeInstance, asyncio.Task[None]] = {}
 
     def now(self) -> float:
@@ -141,11 +144,17 @@ class FakeCluster(Gangs):
     async def time_of(self, node_id: str) -> float:
         return self.now() + self.clocks_ahead_s.get(node_id, 0.0)
 
-    async def remove_strangers(self, cluster: str, attempt_ids: set[str]) -> list[str]:
-        strangers = [attempt_id for attempt_id in self.gangs if attempt_id not in attempt_ids]
-        for attempt_id in strangers:
-            self.gangs.pop(attempt_id)
-        return strangers
+    async def attempts(self) -> set[str]:
+        found = set(self.gangs)
+        await self.looking.wait()
+        return found
+
+    async def remove_attempt(self, attempt_id: str, last: bool) -> None:
+        await self._act(f"remove {attempt_id}", lambda: self._remove(attempt_id))
+
+    def _remove(self, attempt_id: str) -> None:
+        for instance in self.gangs.pop(attempt_id, {}).values():
+            instance.die()
 
     async def sizes_of_jobs(self) -> dict[str, int]:
         return self.stored_sizes

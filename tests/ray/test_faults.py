@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 from raycontrol import Client
 from raycontrol.client import JobHandle
@@ -143,6 +144,43 @@ def test_the_tree_dies_with_what_watches_over_it(cluster: LocalRay, client: Clie
     else:
         assert "its supervisor was killed" in info.verdict.summary
     assert info.instances[1].note == f"stopped: master-0 {'was lost' if victim == 'instance' else 'failed'}"
+
+
+def test_what_no_job_is_at_is_removed_when_a_controller_starts(
+    cluster: LocalRay, client: Client, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    job = client.submit(spec(until(go)))
+    pid = int(said(job, "pid"))
+    ours, foreign = f"rc:{cluster.address}:left-1.0", "rc:elsewhere:left-1.0"
+    for name in (ours, foreign):
+        ray.util.placement_group([{"GPU": 1}], name=name, lifetime="detached")
+        options = {
+            "name": f"{name}:worker-0",
+            "namespace": "raycontrol",
+            "lifetime": "detached",
+            "num_cpus": 0,
+        }
+        ray.remote(Stranger).options(**options).remote()
+    with killed(cluster, "rc-controller"):
+        pass
+    wait_until(
+        lambda: names(cluster, "left-1.0") == [foreign, f"{foreign}:worker-0"], WAIT_S, "ours are gone"
+    )
+    ray.kill(ray.get_actor(f"{foreign}:worker-0", namespace="raycontrol"))
+    ray.util.remove_placement_group(ray.util.get_placement_group(foreign))
+    assert alive(pid) and job.info().state is JobState.RUNNING
+    go.touch()
+    assert ended(job).state is JobState.SUCCEEDED
+
+
+class Stranger:
+    """An actor that no job has."""
+
+
+def names(cluster: LocalRay, part: str) -> list[str]:
+    seen = cluster.ask()
+    return sorted(one["name"] for one in [*seen["actors"], *seen["groups"]] if part in one["name"])
 
 
 def log_of(job: JobHandle, instance: str) -> dict[str, str]:
