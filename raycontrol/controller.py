@@ -32,6 +32,7 @@ from raycontrol.retention import Limits
 from raycontrol.scheduler import Scheduler
 from raycontrol.spec import Site
 from raycontrol.status import Event, JobInfo, JobState, Note, QueueEntry, Wish
+from raycontrol.steadyclock import SteadyClock
 from raycontrol.store import JobRow, Store
 from raycontrol.survey import Survey
 from raycontrol.version import __version__
@@ -45,7 +46,7 @@ LONG_POLL_MAX_S = 20.0
 class Controller:
     """One per cluster. Public methods are what clients and instances call, and ``porter`` what the HTTP server asks.
 
-    Times come from ``clock`` (epoch seconds).
+    ``clock`` is this host's (epoch seconds); what becomes of jobs goes by a clock that its steps do not move.
     """
 
     def __init__(
@@ -61,12 +62,13 @@ class Controller:
         self._home = Path(home)
         self._name = name
         self._cluster = cluster
-        self._clock = clock
+        self._wall = clock
+        self._clock = SteadyClock(clock)
         self._site = site
         self._held = HeldStore(self._home, name, clock)
-        self._ledger = Ledger(self._held, cluster, clock)
-        self._scheduler = Scheduler(self._ledger, cluster, clock, rules)
-        self._caretaker = Caretaker(name, self._held, self._ledger, cluster, clock, limits)
+        self._ledger = Ledger(self._held, cluster, self._clock)
+        self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules)
+        self._caretaker = Caretaker(name, self._held, self._ledger, cluster, self._clock, limits)
         self.porter = Porter(name, self._held, clock, self.started)
         self._loops: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[None] | None = None
@@ -299,7 +301,7 @@ class Controller:
         await self.started()
         rooms = await self._scheduler.rooms()
         jobs = tuple(self._ledger.jobs.values())
-        return await Survey(self._cluster, self._clock, check).nodes(rooms, jobs, names)
+        return await Survey(self._cluster, self._wall, check).nodes(rooms, jobs, names)
 
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""
@@ -312,7 +314,7 @@ class Controller:
         """Take what an instance reports; return once it is stored. Times are moved to this node's clock."""
         arrived = self._clock()
         await self.started()
-        await self._ledger.report(reports, arrived - sent_at)
+        await self._ledger.report(reports, sent_at, arrived)
 
     # Starting.
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 LONGEST_LOOK_AHEAD_S = 20.0
+SET_BACK_S = 5.0
+"""Reports of an instance that come in another order than they were sent are not so far apart."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Ledger:
         self._jobs: dict[str, Job] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._lags: dict[str, float] = {}
-        self._offsets: dict[tuple[str, str], float] = {}
+        self._offsets: dict[tuple[str, str], tuple[float, float]] = {}
         self._inbox: asyncio.Queue[_Told] = asyncio.Queue()
         self._asked: set[asyncio.Future[None]] = set()
         self._trouble: StoreError | None = None
@@ -112,24 +114,29 @@ class Ledger:
         """Put an event in."""
         self._inbox.put_nowait(_Told(job_id, event))
 
-    async def report(self, reports: Sequence[Report], ahead_s: float) -> None:
+    async def report(self, reports: Sequence[Report], sent_at: float, arrived_at: float) -> None:
         """Take what an instance reports; return once it is stored.
 
-        Times are moved to this node's clock, which seems to be ``ahead_s`` seconds ahead of the instance's.
+        Times are moved from the clock of its node, on which it was sent at ``sent_at``, to this one.
         """
         told = []
         for report in reports:
             job_id = report.attempt_id.rpartition(".")[0]
             if job_id in self._jobs:
-                told.append(self.tell(job_id, _on_our_clock(report, self._offset(report, ahead_s))))
+                told.append(
+                    self.tell(job_id, _on_our_clock(report, self._offset(report, sent_at, arrived_at)))
+                )
         await asyncio.gather(*told)
 
-    def _offset(self, report: Report, measured: float) -> float:
+    def _offset(self, report: Report, sent_at: float, arrived_at: float) -> float:
         """Return how far this clock is ahead of the instance's: the least that was ever measured, for Ray may deliver
-        a call long after it was made."""
+        a call long after it was made. A clock that was set back since is measured anew."""
         key = (report.attempt_id, report.instance)
-        self._offsets[key] = min(measured, self._offsets.get(key, measured))
-        return self._offsets[key]
+        measured = arrived_at - sent_at
+        last_sent, least = self._offsets.get(key, (sent_at, measured))
+        offset = min(measured, least) if sent_at >= last_sent - SET_BACK_S else measured
+        self._offsets[key] = (sent_at, offset)
+        return offset
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when a job may have changed, or after ``timeout_s``."""

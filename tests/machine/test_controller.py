@@ -414,6 +414,46 @@ async def test_times_of_reports_are_moved_to_this_clock(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_times_are_right_after_the_clock_of_a_node_was_set_back(tmp_path: Path) -> None:
+    """Else a peer's end, which followed the first failure, would seem to be an hour older, and be blamed."""
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    behind = time.time() - 3600
+    note = InstanceNoted(behind - 2, "digits-1.0", "worker-0", "its clock was set back")
+    await here.controller.report(behind, [note])
+    event = next(event for event in await here.story("digits-1") if event.kind == "InstanceNoted")
+    assert -3 < event.at - time.time() < -1
+    await here.controller.stop("digits-1", "seen enough")
+    await here.ends("digits-1")
+    await finish(here)
+
+
+@in_loop
+async def test_a_clock_of_the_head_that_is_set_back_changes_no_limit(tmp_path: Path) -> None:
+    wall = Wall()
+    here = Site(tmp_path, FakeCluster(nodes("a", "b", cpu=1), STAYS), clock=wall)
+    await here.submit("digits-1", timeouts={"run_s": 1})
+    await here.reaches("digits-1", JobState.RUNNING)
+    wall.step_s = -3600
+    ended = await here.ends("digits-1")
+    assert (ended.state, ended.reason) == (JobState.FAILED, Reason.RUN_TIMEOUT)
+    times = [event.at for event in await here.story("digits-1")]
+    assert max(times) - min(times) < 60
+    await finish(here)
+
+
+class Wall:
+    """A clock on the wall, which somebody sets."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.step_s
+
+
+@in_loop
 async def test_reports_of_what_is_not_known_are_taken_and_dropped(tmp_path: Path) -> None:
     here = site(tmp_path, STAYS)
     await here.submit("digits-1", nodes=3)

@@ -20,7 +20,7 @@ LAYERS = {
     "words": "access cursors errors hardware presets raysettings spec specfaults specfile specparts specrules status version wording",
     "thought": "backends demands doctor events gate job lifecycle parts placement plan promises queue queuejobs rdma retention retries room stopping transports verdicts",
     "machine": (
-        "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping "
+        "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping steadyclock "
         "ports raynodes raystart samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
     "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter runs scheduler survey",

@@ -1,0 +1,37 @@
+"""A clock that goes on when this machine's is set: what a job may take is counted by it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+SLEW = 0.05
+"""By how much it may go faster or slower than time does, to come back to the wall clock."""
+
+
+class SteadyClock:
+    """Epoch seconds as ``wall`` has them, but for its steps: those are made up for little by little.
+
+    Else a clock that is set back by an hour would give every job an hour more, and one that is set forward end all
+    that have an hour left.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, passing: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall = wall
+        self._passing = passing
+        self._lock = threading.Lock()
+        self._read_at = passing()
+        self._now = wall()
+
+    def __call__(self) -> float:
+        with self._lock:
+            read_at = self._passing()
+            passed = read_at - self._read_at
+            ahead = self._now + passed - self._wall()
+            most = SLEW * passed
+            self._now += passed - max(-most, min(ahead, most))
+            self._read_at = read_at
+            return self._now
