@@ -91,6 +91,14 @@ def deadline(job: Job) -> float | None:
             return None
 
 
+def due(job: Job, lag_s: float) -> float | None:
+    """Return the deadline; where others have to act, counted from when they were told to: so much later than the event,
+    because the store did not take it at once or there was no controller."""
+    limit = deadline(job)
+    waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
+    return limit if limit is None or not waits_for_others else limit + lag_s
+
+
 def _stopping_deadline(job: Job) -> float | None:
     if all(item.closed for item in job.instances):
         return None

@@ -265,11 +265,7 @@ class Ledger:
             await self.wait_for_change(min([*ahead, LONGEST_LOOK_AHEAD_S]) + 0.01)
 
     def _deadline(self, job: Job) -> float | None:
-        """Return the job's deadline; where others have to act, counted from when they were told to, which is later
-        than the event when the store did not take it at once or there was no controller."""
-        limit = demands.deadline(job)
-        waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
-        return limit if limit is None or not waits_for_others else limit + self._lags.get(job.id, 0.0)
+        return demands.due(job, self._lags.get(job.id, 0.0))
 
 
 def _apart(batch: Sequence[_Told]) -> Iterator[list[_Told]]:

@@ -7,19 +7,32 @@ happen is written down in ``Gangs.faults`` when it happens.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raycontrol import backends
+from raycontrol.demands import FENCE_S
 from raycontrol.duties import InstanceGone, ReservationRefused
-from raycontrol.events import InstanceClosed, InstanceFailed, InstancePrepared, Report, RunExited, StagePassed
+from raycontrol.events import (
+    InstanceClosed,
+    InstanceFailed,
+    InstancePrepared,
+    Report,
+    RunExited,
+    RunsGone,
+    StagePassed,
+)
 from raycontrol.job import Ended, Job
 from raycontrol.placement import Assignment, Node, place, reserve
 from raycontrol.plan import Facts
 from raycontrol.spec import Member, members
 from raycontrol.status import Reason
+
+NOTICED_S = 16.0
+"""How long Ray needs to give up a host that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class FakeInstance:
         self.attempt_id = job.attempt_id
         self.node_id = node_id
         self.alive = True
+        self.mourned = False
         self.running = False
         self.closed = False
         self.unsent: list[Report] = []
@@ -76,23 +90,39 @@ class FakeInstance:
         self._begun: set[int] = set()
         self._stopping = False
 
-    # Orders.
+    # Orders. They come when the node can be reached, or never.
 
     def prepare(self) -> None:
+        self._when_reached(self._prepare)
+
+    def carry_out(self, stage: int, runs: bool) -> None:
+        self._when_reached(lambda: self._carry_out(stage, runs))
+
+    def stop(self, grace_s: float, why: str) -> None:
+        self._when_reached(lambda: self._stop(grace_s, why))
+
+    def _when_reached(self, order: Callable[[], None]) -> None:
+        wait_s = self._gangs.cut_for(self.node_id)
+        if wait_s == 0:
+            order()
+        elif wait_s < math.inf:
+            self._gangs.later(wait_s, lambda: order() if self.alive else None)
+
+    def _prepare(self) -> None:
         if self._prepared:
             self._report(InstancePrepared(self._now(), self.attempt_id, self.name, self.facts))
         elif self._prepared is None:
             self._prepared = False
             self._soon(self._finish_preparing)
 
-    def carry_out(self, stage: int, runs: bool) -> None:
+    def _carry_out(self, stage: int, runs: bool) -> None:
         if stage <= self._passed:
             self._report(StagePassed(self._now(), self.attempt_id, self.name, stage))
         elif stage not in self._begun:
             self._begun.add(stage)
             self._soon(lambda: self._finish_stage(stage, runs))
 
-    def stop(self, grace_s: float, why: str) -> None:
+    def _stop(self, grace_s: float, why: str) -> None:
         if self.closed:
             self._report(InstanceClosed(self._now(), self.attempt_id, self.name))
             return
@@ -112,12 +142,24 @@ class FakeInstance:
     def die(self) -> None:
         """The instance is gone, with all that it ran and had not reported."""
         self.alive, self.running, self.unsent = False, False, []
+        self.mourn()
+
+    def mourn(self) -> None:
+        """Ray says that it is dead, which it need not be."""
+        self.mourned = True
         for mourn in self.mourners:
             mourn()
         self.mourners = []
 
+    def exit(self, code: int) -> None:
+        """The start command ends by itself."""
+        self._end(code=code)
+
     def _finish_preparing(self) -> None:
         if self._stopping or self._program.silent:
+            return
+        if (wait_s := self._gangs.servant_away_for(self.node_id)) > 0:
+            self._gangs.later(wait_s, lambda: self._finish_preparing() if self.alive else None)
             return
         if self._program.unready:
             self._report(
@@ -153,6 +195,10 @@ class FakeInstance:
     def _close(self) -> None:
         if self.running or self.closed or not self.alive:
             return
+        if (wait_s := self._gangs.archive_back_at - self._now()) > 0:
+            self._report(RunsGone(self._now(), self.attempt_id, self.name))
+            self._gangs.later(wait_s, self._close)
+            return
         self.closed = True
         self._report(InstanceClosed(self._now(), self.attempt_id, self.name))
 
@@ -178,6 +224,11 @@ class Gangs(ABC):
         self.starts: Counter[tuple[str, str]] = Counter()
         self.refusals = 0
         self.faults: list[str] = []
+        self.archive_back_at = -math.inf
+        self.servants_back_at: dict[str, float] = {}
+        self.cut_until: dict[str, float] = {}
+        self.out_of_reach: list[FakeInstance] = []
+        self._noticed_at: dict[str, float] = {}
         self._jobs: dict[str, Job] = {}
 
     @abstractmethod
@@ -224,12 +275,15 @@ class Gangs(ABC):
     def find(self, attempt_id: str, name: str) -> FakeInstance:
         """Raises InstanceGone when there is no such instance alive."""
         instance = self.gangs.get(attempt_id, {}).get(name)
-        if instance is None or not instance.alive:
+        if instance is None or instance.mourned:
             raise InstanceGone("its actor died")
         return instance
 
     def release_gang(self, attempt_id: str) -> None:
         for instance in self.gangs.pop(attempt_id, {}).values():
+            if self.cut_for(instance.node_id) > 0:
+                self.out_of_reach.append(instance)
+                continue
             if instance.running and not self.programs.get(instance.name, TRAINING).hung:
                 self.faults.append(f"{instance.name} of {attempt_id} was running when it was removed")
             instance.die()
@@ -241,18 +295,56 @@ class Gangs(ABC):
                 if instance.node_id == node_id and instance.alive:
                     instance.die()
 
+    # Hosts that say nothing.
+
+    def cut(self, node_id: str, for_s: float = math.inf) -> None:
+        """No packet passes for so long. For good, Ray gives the node up after a while, and what runs there ends when its fence falls."""
+        self.cut_until[node_id] = self.now() + for_s
+        if for_s > NOTICED_S:
+            self._noticed_at[node_id] = self.now() + NOTICED_S
+            self.later(NOTICED_S, lambda: self._give_up(node_id))
+            self.later(FENCE_S, lambda: self._fence_off(node_id))
+
+    def cut_for(self, node_id: str) -> float:
+        """For how long the node cannot be reached."""
+        return max(0.0, self.cut_until.get(node_id, -math.inf) - self.now())
+
+    def servant_away_for(self, node_id: str) -> float:
+        """For how long the node's actor is not there."""
+        return max(0.0, self.servants_back_at.get(node_id, -math.inf) - self.now())
+
+    def stuck_for(self, node_id: str) -> float:
+        """For how long a call to the node hangs: until it can be reached, or Ray has given it up."""
+        if node_id not in self.rooms or self.cut_for(node_id) == 0:
+            return 0.0
+        return min(self.cut_for(node_id), self._noticed_at.get(node_id, math.inf) - self.now())
+
+    def _give_up(self, node_id: str) -> None:
+        self.rooms.pop(node_id, None)
+        for instance in self._at_node(node_id):
+            instance.mourn()
+
+    def _fence_off(self, node_id: str) -> None:
+        for instance in self._at_node(node_id):
+            instance.die()
+
+    def _at_node(self, node_id: str) -> list[FakeInstance]:
+        known = [item for gang in self.gangs.values() for item in gang.values()]
+        return [item for item in [*known, *self.out_of_reach] if item.node_id == node_id]
+
     def note_start(self, instance: FakeInstance) -> None:
         """Write down what must never be: the same command started twice, or two attempts at once."""
         self.starts[instance.attempt_id, instance.name] += 1
         if self.starts[instance.attempt_id, instance.name] > 1:
             self.faults.append(f"{instance.name} of {instance.attempt_id} was started twice")
-        others = {i.attempt_id for gang in self.gangs.values() for i in gang.values() if i.running}
+        known = [item for gang in self.gangs.values() for item in gang.values()]
+        others = {item.attempt_id for item in [*known, *self.out_of_reach] if item.running}
         others = {other for other in others if other.rpartition(".")[0] == instance.job_id}
         if others - {instance.attempt_id}:
             self.faults.append(f"{instance.attempt_id} runs beside {others}")
 
     def left_over(self) -> list[str]:
-        return sorted(self.gangs)
+        return sorted([*self.gangs, *(item.attempt_id for item in self.out_of_reach if item.alive)])
 
 
 def assignments(job: Job, rooms: Sequence[Node]) -> tuple[Assignment, ...]:
