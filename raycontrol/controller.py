@@ -215,10 +215,10 @@ class Controller:
                 )
             case Wish.HOLD:
                 await self._ledger.ask(job_id, Held(now, why))
+                self._require(job_id, lambda job: job.held is not None)
             case Wish.SUSPEND:
                 await self._ledger.ask(job_id, Suspended(now, why))
-                if job_id in self._ledger.jobs and self._ledger.jobs[job_id].held is None:
-                    raise UsageError(f"job {job_id} is ending, and will not come back to the queue")
+                self._require(job_id, lambda job: job.held is not None)
             case Wish.RELEASE | Wish.RESUME:
                 await self._ledger.ask(job_id, LetGo(now, why))
         return await self.info(job_id)
@@ -234,7 +234,18 @@ class Controller:
                 f"job {job_id} is {job.state}: only of a waiting job the priority can be changed"
             )
         await self._ledger.ask(job_id, PriorityChanged(self._clock(), priority, why))
+        self._require(job_id, lambda job: job.spec.priority == priority)
         return await self.info(job_id)
+
+    def _require(self, job_id: str, true: Callable[[Job], bool]) -> None:
+        """Raise UsageError when what was asked for has not come about: the job went on meanwhile, or is ending."""
+        job = self._ledger.jobs.get(job_id)
+        if job is None:
+            raise UsageError(f"job {job_id} has ended meanwhile; nothing was changed")
+        if not true(job):
+            raise UsageError(
+                f"job {job_id} is {job.state}; nothing was changed, `raycontrol get {job_id}` shows it"
+            )
 
     async def _unfinished(self, job_id: str) -> Job:
         if job_id not in self._ledger.jobs:

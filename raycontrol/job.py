@@ -109,7 +109,7 @@ class Job:
     """A job and its current attempt.
 
     ``attempt`` counts tries as a user sees them; ``reservation`` counts placements, so that the names made from it
-    (actors, placement groups, marks of processes) are never used twice. ``after`` is where STOPPING leads to,
+    (actors, placement groups, marks of processes) are never used twice; ``placed_at`` is when the last one was decided on. ``after`` is where STOPPING leads to,
     ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot
     succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
     ``relieved``: the start command has ended itself what served it, as `ray stop` does.
@@ -133,6 +133,7 @@ class Job:
     since: float = 0.0
     attempt: int = 0
     reservation: int = -1
+    placed_at: float | None = None
     instances: tuple[Instance, ...] = ()
     stage: int = 0
     after: JobState | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ ENDED_REMEMBERED = 2000
 
 _JOBS = TypeAdapter(Job)
 _ended: dict[tuple[str, str, float], JobInfo] = {}
+_remembering = threading.Lock()
 
 
 def row_of(job: Job) -> JobRow:
@@ -89,16 +91,17 @@ def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
 
 def _listed(row: JobRow, store: Store) -> JobInfo | None:
     key = (str(store.home), row.id, row.submitted_at)  # another store may have been put in the place of one
-    if key in _ended:
-        return _ended[key]
+    if (known := _ended.get(key)) is not None:
+        return known
     found = next(iter(readable([row])), None)
     if found is None:
         return None
     info = _shown(row, found[1], store)
     if row.state.terminal:
-        if len(_ended) >= ENDED_REMEMBERED:
-            _ended.pop(next(iter(_ended)), None)
-        _ended[key] = info
+        with _remembering:  # several threads of a server read lists
+            if len(_ended) >= ENDED_REMEMBERED:
+                _ended.pop(next(iter(_ended)), None)
+            _ended[key] = info
     return info
 
 

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 LONGEST_LOOK_AHEAD_S = 20.0
+LEAST_WAIT_S = 0.05
 SET_BACK_S = 5.0
 """Reports of an instance that come in another order than they were sent are not so far apart."""
 
@@ -57,7 +58,8 @@ class Ledger:
         self._jobs: dict[str, Job] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._lags: dict[str, float] = {}
-        self._offsets: dict[tuple[str, str], tuple[float, float]] = {}
+        self._offsets: dict[str, dict[tuple[str, str], tuple[float, float]]] = {}
+        self._not_understood: set[str] = set()
         self._inbox: asyncio.Queue[_Told] = asyncio.Queue()
         self._asked: set[asyncio.Future[None]] = set()
         self._trouble: StoreError | None = None
@@ -75,7 +77,7 @@ class Ledger:
         self._jobs = {row.id: job for row, job in readable(rows)}
         self._secrets = await self._held.ask(lambda store: store.access.secrets_of(self._jobs))
         now = self._clock()
-        self._lags = {job.id: now - job.since for job in self._jobs.values()}
+        self._lags = {job.id: max(0.0, now - job.since) for job in self._jobs.values()}
 
     def resume(self) -> None:
         """Go on with what the states of the jobs demand."""
@@ -124,18 +126,20 @@ class Ledger:
             job_id = report.attempt_id.rpartition(".")[0]
             if job_id in self._jobs:
                 told.append(
-                    self.tell(job_id, _on_our_clock(report, self._offset(report, sent_at, arrived_at)))
+                    self.tell(
+                        job_id, _on_our_clock(report, self._offset(job_id, report, sent_at, arrived_at))
+                    )
                 )
         await asyncio.gather(*told)
 
-    def _offset(self, report: Report, sent_at: float, arrived_at: float) -> float:
+    def _offset(self, job_id: str, report: Report, sent_at: float, arrived_at: float) -> float:
         """Return how far this clock is ahead of the instance's: the least that was ever measured, for Ray may deliver
         a call long after it was made. A clock that was set back since is measured anew."""
-        key = (report.attempt_id, report.instance)
+        key, known = (report.attempt_id, report.instance), self._offsets.setdefault(job_id, {})
         measured = arrived_at - sent_at
-        last_sent, least = self._offsets.get(key, (sent_at, measured))
+        last_sent, least = known.get(key, (sent_at, measured))
         offset = min(measured, least) if sent_at >= last_sent - SET_BACK_S else measured
-        self._offsets[key] = (sent_at, offset)
+        known[key] = (sent_at, offset)
         return offset
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -190,7 +194,7 @@ class Ledger:
                 return
         for job_id, job in changed.items():
             if job.since != self._jobs[job_id].since:
-                self._lags[job_id] = self._clock() - job.since
+                self._lags[job_id] = max(0.0, self._clock() - job.since)
             self._jobs[job_id] = job
             self._duties.keep(job)
             if job.state.terminal:
@@ -246,8 +250,7 @@ class Ledger:
         del self._jobs[job.id]
         self._secrets.pop(job.id, None)
         self._lags.pop(job.id, None)
-        for instance in job.instances:
-            self._offsets.pop((job.attempt_id, instance.name), None)
+        self._offsets.pop(job.id, None)
 
     # The clock.
 
@@ -256,16 +259,24 @@ class Ledger:
         while True:
             now = self._clock()
             due = {job.id: limit for job in self._jobs.values() if (limit := self._deadline(job)) is not None}
-            over = [job_id for job_id, limit in due.items() if limit <= now]
+            over = {job_id: self._jobs[job_id] for job_id, limit in due.items() if limit <= now}
             for job_id in over:
                 await self.tell(job_id, TimePassed(now))
-            if over:
+            if any(self._jobs.get(job_id) is not job for job_id, job in over.items()):
                 continue  # meanwhile other limits may have begun
             ahead = [limit - now for limit in due.values()]
-            await self.wait_for_change(min([*ahead, LONGEST_LOOK_AHEAD_S]) + 0.01)
+            # At least a moment: what is due, and changes nothing, would be told again at once.
+            await self.wait_for_change(max(LEAST_WAIT_S, min([*ahead, LONGEST_LOOK_AHEAD_S]) + 0.01))
 
     def _deadline(self, job: Job) -> float | None:
-        return demands.due(job, self._lags.get(job.id, 0.0))
+        """Return the job's deadline; one whose limits cannot be told must not end all others."""
+        try:
+            return demands.due(job, self._lags.get(job.id, 0.0))
+        except Exception:
+            if job.id not in self._not_understood:
+                self._not_understood.add(job.id)
+                log.exception("job %s: its limits cannot be understood, and are not kept", job.id)
+            return None
 
 
 def _apart(batch: Sequence[_Told]) -> Iterator[list[_Told]]:

@@ -119,6 +119,7 @@ def _placed(job: Job, instances: tuple[Instance, ...], at: float) -> Job:
     """Enter PLACING, with a name that was never used."""
     return replace(
         job.entered(JobState.PLACING, Reason.PLACED, at),
+        placed_at=at,
         reservation=job.reservation + 1,
         instances=instances,
         stage=0,
@@ -304,10 +305,9 @@ def _recorded(job: Job, at: float) -> Job:
     """Put the attempt that has ended to those that are past; one that never began is none."""
     if not _has_begun(job):
         return job
-    outcome, _ = ENDS[job.reason]
     told = AttemptInfo(
         number=job.attempt,
-        outcome=outcome,
+        outcome=ENDS[job.reason].outcome,
         reason=job.reason,
         summary=job.verdict.summary if job.verdict else "every start command that decides exited 0",
         exit_code=job.verdict.exit_code if job.verdict else 0,
@@ -353,8 +353,13 @@ def _stop_requested(job: Job, event: StopRequested) -> Change:
         stopped, message = stop(job, event.at, verdict, because=event.why)
         return replace(stopped, forced=event.force), message
     if job.after in (JobState.QUEUED, JobState.PLACING):
+        if event.force and not job.forced:
+            job = replace(job, forced=True, since=event.at)
+        if job.verdict is not None and ENDS[job.verdict.reason].after is JobState.FAILED:
+            job = replace(job, after=JobState.FAILED, unwanted=True, not_before=None)
+            return job, f"stop requested: {event.why}; there will be no further attempt"
         job = replace(job, after=JobState.STOPPED, reason=Reason.STOP_REQUESTED, verdict=verdict)
-        return replace(job, forced=job.forced or event.force), f"stop requested: {event.why}"
+        return job, f"stop requested: {event.why}"
     if event.force and not job.forced:
         job = replace(job, forced=True, since=event.at, finish_by=None, unwanted=True)
         return job, f"forced: {event.why}"

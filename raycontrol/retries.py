@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raycontrol.job import Job
 from raycontrol.spec import Retry
-from raycontrol.status import InstanceState, Outcome, Reason, Verdict, Word
+from raycontrol.status import InstanceState, JobState, Outcome, Reason, Verdict, Word
 
 LONGEST_PAUSE_S = 600.0
 AVOIDED = 8
@@ -26,23 +27,31 @@ class Budget(Word):
     INFRASTRUCTURE = "INFRASTRUCTURE"
 
 
-ENDS: Mapping[Reason, tuple[Outcome, Budget]] = {
-    Reason.COMPLETED: (Outcome.SUCCEEDED, Budget.NONE),
-    Reason.INSTANCE_FAILED: (Outcome.FAILED, Budget.PROGRAM),
-    Reason.OUT_OF_MEMORY: (Outcome.FAILED, Budget.NONE),
-    Reason.INSTANCE_LOST: (Outcome.LOST, Budget.INFRASTRUCTURE),
-    Reason.WORLD_BROKEN: (Outcome.FAILED, Budget.INFRASTRUCTURE),
-    Reason.PREPARE_FAILED: (Outcome.FAILED, Budget.INFRASTRUCTURE),
-    Reason.STAGE_FAILED: (Outcome.FAILED, Budget.INFRASTRUCTURE),
-    Reason.START_TIMEOUT: (Outcome.FAILED, Budget.INFRASTRUCTURE),
-    Reason.PLAN_FAILED: (Outcome.FAILED, Budget.NONE),
-    Reason.QUEUE_TIMEOUT: (Outcome.FAILED, Budget.NONE),
-    Reason.RUN_TIMEOUT: (Outcome.FAILED, Budget.NONE),
-    Reason.STOP_REQUESTED: (Outcome.STOPPED, Budget.NONE),
-    Reason.SUSPENDED: (Outcome.STOPPED, Budget.NONE),
-    Reason.PREEMPTED: (Outcome.PREEMPTED, Budget.NONE),
+class Ending(NamedTuple):
+    """What comes of an attempt: its outcome, the budget that lets another one follow, and where the job goes without one."""
+
+    outcome: Outcome
+    budget: Budget = Budget.NONE
+    after: JobState = JobState.FAILED
+
+
+ENDS: Mapping[Reason, Ending] = {
+    Reason.COMPLETED: Ending(Outcome.SUCCEEDED, after=JobState.SUCCEEDED),
+    Reason.INSTANCE_FAILED: Ending(Outcome.FAILED, Budget.PROGRAM),
+    Reason.OUT_OF_MEMORY: Ending(Outcome.FAILED),
+    Reason.INSTANCE_LOST: Ending(Outcome.LOST, Budget.INFRASTRUCTURE),
+    Reason.WORLD_BROKEN: Ending(Outcome.FAILED, Budget.INFRASTRUCTURE),
+    Reason.PREPARE_FAILED: Ending(Outcome.FAILED, Budget.INFRASTRUCTURE),
+    Reason.STAGE_FAILED: Ending(Outcome.FAILED, Budget.INFRASTRUCTURE),
+    Reason.START_TIMEOUT: Ending(Outcome.FAILED, Budget.INFRASTRUCTURE),
+    Reason.PLAN_FAILED: Ending(Outcome.FAILED),
+    Reason.QUEUE_TIMEOUT: Ending(Outcome.FAILED),
+    Reason.RUN_TIMEOUT: Ending(Outcome.FAILED),
+    Reason.STOP_REQUESTED: Ending(Outcome.STOPPED, after=JobState.STOPPED),
+    Reason.SUSPENDED: Ending(Outcome.STOPPED, after=JobState.QUEUED),
+    Reason.PREEMPTED: Ending(Outcome.PREEMPTED, after=JobState.QUEUED),
 }
-"""The outcome of an attempt that ended for a reason, and which budget lets another one follow."""
+"""By the reason for which an attempt ended."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def again(job: Job) -> Again | None:
 
 def budget_of(verdict: Verdict, retry: Retry) -> Budget:
     """Return which budget an end is counted in; of a program, its exit code may decide (a signal's is 128 and its number)."""
-    _, budget = ENDS[verdict.reason]
+    budget = ENDS[verdict.reason].budget
     if verdict.reason not in (Reason.INSTANCE_FAILED, Reason.OUT_OF_MEMORY):
         return budget
     code = verdict.exit_code if verdict.signal is None else 128 + verdict.signal
@@ -100,6 +109,6 @@ def suspects(job: Job) -> tuple[str, ...]:
     instance was lost, or could not be made ready."""
     lost = [item.node_id for item in job.instances if item.state is InstanceState.LOST]
     verdict = job.verdict
-    if verdict is not None and ENDS[verdict.reason][1] is Budget.INFRASTRUCTURE and not lost:
+    if verdict is not None and ENDS[verdict.reason].budget is Budget.INFRASTRUCTURE and not lost:
         lost = [item.node_id for item in job.instances if item.name == verdict.instance]
     return tuple(dict.fromkeys([*job.avoided, *lost]))[-AVOIDED:]

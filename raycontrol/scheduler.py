@@ -13,7 +13,6 @@ from raycontrol.errors import UsageError
 from raycontrol.events import JobEvent, NodesChosen, PlacementDeferred, Preempted
 from raycontrol.job import Job
 from raycontrol.ledger import Ledger
-from raycontrol.spec import members
 from raycontrol.status import JobState
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class Scheduler:
         self._waits: dict[str, queue.KeepWaiting] = {}
         # What the queue works out of a job's spec, it remembers in these.
         self._known_waiting: dict[str, queue.Waiting] = {}
-        self._known_running: dict[str, tuple[Job, queue.Running]] = {}
+        self._known_running: dict[str, tuple[Job, queue.Running | None]] = {}
 
     def in_order(self) -> list[Job]:
         """Return the waiting jobs, in the order in which they are decided upon."""
@@ -56,7 +55,7 @@ class Scheduler:
 
     async def rooms(self) -> tuple[placement.Node, ...]:
         """Return the living nodes with what is free on them."""
-        return _less_our_own(await self._cluster.nodes(), self._ledger.jobs.values())
+        return _less_our_own(await self._cluster.nodes(), self._running())
 
     async def run(self) -> None:
         """Serve the queue, for ever."""
@@ -66,7 +65,7 @@ class Scheduler:
                 try:
                     await self._place(waiting)
                 except Exception:  # a cluster that does not answer now is asked again
-                    log.exception("the cluster could not be asked; trying again")
+                    log.exception("the queue could not decide; trying again")
             await _wait(self._ledger.look, QUEUE_POLL_S if waiting else None)
             self._ledger.look.clear()
 
@@ -82,7 +81,7 @@ class Scheduler:
             job.id: known[job.id] if job.id in known and known[job.id][0] is job else (job, _running(job))
             for job in jobs
         }
-        return [running for _, running in self._known_running.values()]
+        return [running for _, running in self._known_running.values() if running is not None]
 
     async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
         nodes = await self.rooms()
@@ -132,7 +131,19 @@ def _held_back(job: Job, now: float) -> str | None:
     return f"waits {job.not_before - now:.0f} s before its next attempt"
 
 
-def _running(job: Job) -> queue.Running:
+def _running(job: Job) -> queue.Running | None:
+    """Return the job as the queue sees it; None, and a line in the log, where its rooms and its spec do not go together:
+    one that an older version placed otherwise must not keep all others waiting."""
+    try:
+        running = _as_running(job)
+        assert running.held is not None
+        return running
+    except Exception:
+        log.exception("job %s: what it holds cannot be understood, and is not counted", job.id)
+        return None
+
+
+def _as_running(job: Job) -> queue.Running:
     limit_s = job.spec.timeouts.run_s
     begun = job.since if job.state is JobState.RUNNING else None
     return queue.Running(
@@ -140,19 +151,19 @@ def _running(job: Job) -> queue.Running:
         spec=job.spec,
         user=job.user,
         rooms=tuple(placement.Assignment(i.name, i.node_id, i.node_name, i.ip) for i in job.instances),
-        since=job.since,
+        since=job.since if job.placed_at is None else job.placed_at,
         ends_by=None if limit_s is None or begun is None else begun + limit_s,
         stopping=job.state is JobState.STOPPING,
     )
 
 
-def _less_our_own(nodes: Sequence[placement.Node], jobs: Iterable[Job]) -> tuple[placement.Node, ...]:
+def _less_our_own(
+    nodes: Sequence[placement.Node], running: Iterable[queue.Running]
+) -> tuple[placement.Node, ...]:
     """Hold what is free against what our jobs have reserved: Ray's figures lag behind a reservation just made."""
     ours = tuple(replace(node, free=node.total) for node in nodes)
-    for job in jobs:
-        if job.instances and not job.state.terminal:
-            rooms = [placement.Assignment(i.name, i.node_id, i.node_name, i.ip) for i in job.instances]
-            ours = placement.reserve(ours, members(job.spec), rooms)
+    for job in running:
+        ours = placement.reserve(ours, job.gang, job.rooms)
     return tuple(
         replace(
             node,

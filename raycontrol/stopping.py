@@ -8,23 +8,15 @@ from raycontrol import verdicts
 from raycontrol.events import ServiceEnded
 from raycontrol.job import Broken, Ended, Instance, Job
 from raycontrol.parts import Left, decided, known_plan, left_early, still_finishing
+from raycontrol.retries import ENDS
 from raycontrol.status import InstanceState, JobState, Reason, Verdict
-
-FINAL_STATE = {
-    Reason.COMPLETED: JobState.SUCCEEDED,
-    Reason.STOP_REQUESTED: JobState.STOPPED,
-    Reason.SUSPENDED: JobState.QUEUED,
-    Reason.PREEMPTED: JobState.QUEUED,
-}
-"""Where an attempt that ended for these reasons leads to; for all others it is FAILED."""
 
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""
 
 
 def stop(job: Job, at: float, verdict: Verdict, because: str) -> tuple[Job, str]:
-    """Enter STOPPING towards the final state of the verdict's reason. While PLACING nothing runs yet."""
-    final = FINAL_STATE.get(verdict.reason, JobState.FAILED)
+    """Enter STOPPING, towards where the verdict's reason leads. While PLACING nothing runs yet."""
     nothing_runs = job.state is JobState.PLACING
     state = InstanceState.EXITED if nothing_runs else InstanceState.STOPPING
     instances = tuple(
@@ -34,7 +26,9 @@ def stop(job: Job, at: float, verdict: Verdict, because: str) -> tuple[Job, str]
         for item in job.instances
     )
     stopping = replace(job, instances=instances).entered(JobState.STOPPING, verdict.reason, at)
-    return replace(stopping, after=final, verdict=verdict, pending=None), f"stopping: {verdict.summary}"
+    return replace(
+        stopping, after=ENDS[verdict.reason].after, verdict=verdict, pending=None
+    ), f"stopping: {verdict.summary}"
 
 
 def stop_broken(job: Job, fault: Broken, at: float) -> tuple[Job, str]:

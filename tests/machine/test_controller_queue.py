@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,36 @@ async def test_what_the_store_does_not_take_is_refused_and_does_not_happen_later
     await here.controller.wish("digits-1", Wish.RELEASE, "released by ada")
     assert (await here.controller.info("digits-1")).state is JobState.RUNNING
     await finish(here, "digits-1")
+
+
+@in_loop
+async def test_a_hold_that_comes_too_late_is_refused(tmp_path: Path) -> None:
+    """The job is being placed when it is asked for: what was looked at before is not what the lifecycle sees."""
+    here = site(tmp_path)
+    await here.submit("digits-1")
+    for ask in (
+        lambda: here.controller.wish("digits-1", Wish.HOLD, "held by ada"),
+        lambda: here.controller.set_priority("digits-1", 1, "urgent"),
+    ):
+        try:
+            info = await ask()
+            assert info.reason is Reason.HELD or info.priority == 1
+        except UsageError as error:
+            assert "digits-1 is " in str(error)
+    await here.controller.wish("digits-1", Wish.RELEASE, "released by ada")
+    await finish(here, "digits-1")
+
+
+@in_loop
+async def test_a_job_whose_limits_cannot_be_told_ends_nobody_else(tmp_path: Path) -> None:
+    here = site(tmp_path, hosts="abcd")
+    await here.submit("strange-1")
+    await here.reaches("strange-1", JobState.RUNNING)
+    ledger = here.controller._ledger
+    strange = ledger.jobs["strange-1"]
+    ledger._jobs["strange-1"] = replace(strange, state=JobState.STARTING, stage=99)
+    await here.submit("digits-1", timeouts={"run_s": 0.2})
+    ended = await here.ends("digits-1")
+    assert ended.reason is Reason.RUN_TIMEOUT
+    ledger._jobs["strange-1"] = strange
+    await finish(here, "strange-1")

@@ -134,9 +134,9 @@ def suspending() -> Job:
     return after(running(), Suspended(1018.0, "suspended by ada"))
 
 
-def making_room() -> Job:
+def making_room(**timeouts: Any) -> Job:
     """STOPPING towards QUEUED for a job of a higher priority."""
-    return after(running(), Preempted(1018.0, "urgent-1"))
+    return after(running(**timeouts), Preempted(1018.0, "urgent-1"))
 
 
 def failing_once(**retry: Any) -> Job:

@@ -218,7 +218,7 @@ stop           | held         | STOPPING>STOPPED   | STOP_REQUESTED  | release f
 stop           | suspending   | STOPPING>STOPPED   | STOP_REQUESTED  |
 stop           | making_room  | STOPPING>STOPPED   | STOP_REQUESTED  |
 stop           | failing_once | STOPPING>FAILED    | INSTANCE_FAILED |
-stop           | trying_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+stop           | trying_again | STOPPING>FAILED    | INSTANCE_FAILED | release for good
 forced stop    | queued       | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 forced stop    | placing      | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
 forced stop    | giving_back  | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
@@ -234,7 +234,7 @@ forced stop    | held         | STOPPING>STOPPED   | STOP_REQUESTED  | release f
 forced stop    | suspending   | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
 forced stop    | making_room  | STOPPING>STOPPED   | STOP_REQUESTED  | stop master-0 0 s, stop worker-0 0 s
 forced stop    | failing_once | STOPPING>FAILED    | INSTANCE_FAILED | stop master-0 0 s, stop worker-0 0 s
-forced stop    | trying_again | STOPPING>STOPPED   | STOP_REQUESTED  | release for good
+forced stop    | trying_again | STOPPING>FAILED    | INSTANCE_FAILED | release for good
 held           | queued       | QUEUED             | HELD            |
 held           | queued_again | QUEUED             | HELD            |
 let go         | held         | QUEUED             | WAITING         |

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from raycontrol.demands import deadline
+from raycontrol import backends
+from raycontrol.demands import STOP_SLACK_S, deadline
 from raycontrol.errors import SpecError
 from raycontrol.events import (
     InstanceLost,
     LetGo,
     NodesReleased,
     NodesReserved,
+    StopRequested,
     Suspended,
     TimePassed,
 )
@@ -205,11 +207,30 @@ def test_who_stops_a_job_that_is_failing_wants_no_further_attempt() -> None:
         assert (job.state, job.reason) == (JobState.FAILED, Reason.INSTANCE_FAILED)
 
 
-def test_who_stops_a_job_between_two_attempts_stops_it() -> None:
+def test_who_stops_a_job_that_is_to_be_tried_again_leaves_it_the_verdict_that_it_has() -> None:
     job = after(jobs.trying_again(), jobs_stop())
     assert after(job, KEPT) == job, "the nodes are to be given back first"
     job = after(job, RELEASED)
+    assert (job.state, job.reason) == (JobState.FAILED, Reason.INSTANCE_FAILED)
+    assert [(attempt.outcome, attempt.exit_code) for attempt in job.past] == [(Outcome.FAILED, 3)]
+
+
+def test_who_stops_a_job_that_waits_for_its_next_attempt_stops_it() -> None:
+    waits = after(lost(), RELEASED)
+    job = after(waits, jobs_stop(), NodesReleased(1040.0, waits.attempt_id))
     assert (job.state, job.reason) == (JobState.STOPPED, Reason.STOP_REQUESTED)
+
+
+def test_a_forced_stop_of_a_job_on_its_way_to_the_queue_gives_its_instances_time_to_die() -> None:
+    job = after(jobs.making_room(grace_s=600), StopRequested(1100.0, "asked by ada", force=True))
+    assert (job.after, job.forced, deadline(job)) == (JobState.STOPPED, True, 1100.0 + STOP_SLACK_S)
+
+
+def test_the_limit_of_a_running_job_is_told_without_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock asks it of all jobs whenever one changes."""
+    job = jobs.running()
+    monkeypatch.setattr(backends, "make_plan", None)
+    assert deadline(replace(job, spec=job.spec.model_copy())) == 1217.0
 
 
 def test_a_suspended_job_waits_until_it_is_resumed_and_its_wait_begins_anew() -> None:
