@@ -23,7 +23,7 @@ from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.problems import Forbidden, NotThere, TooMany, Unauthorized
 from raycontrol.api.queries import refuse_unknown
-from raycontrol.api.visits import visit_of
+from raycontrol.api.visits import for_nobody, visit_of
 from raycontrol.errors import JobNotFound, UsageError
 from raycontrol.job import checked_id
 from raycontrol.readers import ServerDoor
@@ -51,18 +51,12 @@ class Authenticator:
         self._strangers = Buckets(limits.strangers_per_s, limits.strangers_burst, clock)
         self._answers = Answers(calls, _who, REMEMBERED_S, KEPT, clock)
         self._known: OrderedDict[Parsed, bool] = OrderedDict()
+        self._guesses: dict[tuple[str, Parsed], asyncio.Task[Identity | None]] = {}
 
     async def identity(self, credentials: Parsed, origin: str) -> Identity:
         """Return who comes; raises Unauthorized, and TooMany for a token, or an address, that has asked too often."""
         was_good = self._was_good(credentials)
-        paid = not was_good and self._pay_for_guessing(credentials, origin)
-        wrong = False
-        try:
-            found = await self._who(credentials)
-            wrong = found is None
-        finally:  # where nobody could tell, it was no failure
-            if paid and not wrong:
-                self._failures.give_back(origin)
+        found = await (self._who(credentials) if was_good else self._guessed(credentials, origin))
         if found is None:
             if was_good:
                 self._failures.take(origin)
@@ -83,6 +77,26 @@ class Authenticator:
     def _was_good(self, credentials: Parsed) -> bool:
         """A token that was good a moment ago is no guess, whoever else fails from the same address."""
         return self._known.get(credentials, False)
+
+    async def _guessed(self, credentials: Parsed, origin: str) -> Identity | None:
+        """Look at a token that may be a guess. All who bring it from the same address meanwhile make one guess together."""
+        guess = origin, credentials
+        looking = self._guesses.get(guess)
+        if looking is None:
+            paid = self._pay_for_guessing(credentials, origin)
+            looking = self._guesses[guess] = for_nobody(self._look(credentials, origin, paid))
+            looking.add_done_callback(lambda _: self._guesses.pop(guess))
+        return await asyncio.shield(looking)  # one who leaves does not end it for the others
+
+    async def _look(self, credentials: Parsed, origin: str, paid: bool) -> Identity | None:
+        wrong = False
+        try:
+            found = await self._who(credentials)
+            wrong = found is None
+        finally:  # where nobody could tell, it was no failure
+            if paid and not wrong:
+                self._failures.give_back(origin)
+        return found
 
     def _pay_for_guessing(self, credentials: Parsed, origin: str) -> bool:
         """Return whether a failure was taken: before it is one, else many guesses at a time would pass as the first.
@@ -157,9 +171,7 @@ class JobGuard(Guard):
         identity = await super().__call__(request, bearer)
         try:
             job = await self._job(hub_of(request), checked_id(job_id))
-        except UsageError:
-            raise not_there(job_id) from None
-        except JobNotFound:
+        except (UsageError, JobNotFound):
             raise not_there(job_id) from None
         if not allowed(identity, self.action, job.user):
             raise not_there(job_id)

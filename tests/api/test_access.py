@@ -351,6 +351,19 @@ def test_guesses_that_come_at_the_same_time_are_counted_one_by_one(make_api: Cal
     assert sorted(answered) == [401] * 3 + [429] * 7
 
 
+def test_many_requests_with_one_token_are_one_guess_while_it_is_looked_at(
+    make_api: Callable[..., Api],
+) -> None:
+    api = make_api(failures_burst=1, failures_per_s=0.01, strangers_burst=0)
+
+    async def all_at_once() -> list[int]:
+        asking = (api._request("GET", "/api/v1/jobs", api._login("viewer"), {}) for _ in range(40))
+        return [answer.status_code for answer in await asyncio.gather(*asking)]
+
+    assert api.run(all_at_once()) == [200] * 40
+    assert [api.get("/api/v1/jobs", by=tokens.new_token()).status_code for _ in range(2)] == [401, 429]
+
+
 @pytest.mark.parametrize("path", ["logs/worker-0?follow=1", "logs/stream", "events/stream"])
 def test_a_stream_ends_with_its_token(make_api: Callable[..., Api], path: str) -> None:
     api = make_api(recheck_s=0.02)
