@@ -89,7 +89,7 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
         measures=Measures(),
         limits=config.limits,
         package_cap_bytes=config.package_cap_bytes,
-        audits=Audits(calls, config.limits.audit_retry_s),
+        audits=Audits(calls, config.limits.audit_retry_s, config.limits.audit_wait_s),
         refusals=Buckets(config.limits.refusals_per_s, config.limits.refusals_burst),
         uploads=Uploads(config.limits.uploads_per_user),
     )

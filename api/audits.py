@@ -16,27 +16,47 @@ MOST_KEPT = 10_000
 
 
 class Audits:
-    """Tries again every ``retry_s``, with as many entries as it may keep; of the others the log tells."""
+    """Tries again every ``retry_s``, with as many entries as it may keep; of the others the log tells.
 
-    def __init__(self, calls: Calls, retry_s: float) -> None:
+    No answer waits for its entry longer than ``wait_s``.
+    """
+
+    def __init__(self, calls: Calls, retry_s: float, wait_s: float) -> None:
         self._calls = calls
         self._retry_s = retry_s
+        self._wait_s = wait_s
+        self._on_the_way: dict[asyncio.Task[None], AuditEntry] = {}
         self._kept: deque[AuditEntry] = deque()
         self._bringing: asyncio.Task[None] | None = None
 
     async def add(self, entry: AuditEntry) -> None:
-        """Return when the entry is stored, or kept until it can be."""
-        try:
-            await self._store(entry)
-        except Exception:  # whatever it is: what was done is done, and has to be answered
-            self._keep(entry)
+        """Return when the entry is stored, or kept until it can be, or has been on its way for too long.
+
+        It goes on its way also when who waits here is cancelled: what was done is done.
+        """
+        if len(self._on_the_way) >= MOST_KEPT:
+            log.error("not in the audit: %s", entry)
+            return
+        storing = for_nobody(self._store_or_keep(entry))
+        self._on_the_way[storing] = entry
+        storing.add_done_callback(self._on_the_way.pop)
+        await asyncio.wait({storing}, timeout=self._wait_s)
 
     def close(self) -> None:
-        """Give up what is still kept."""
+        """Give up what is still kept, or on its way."""
+        for storing, entry in self._on_the_way.items():
+            storing.cancel()
+            log.error("perhaps not in the audit: %s", entry)
         if self._bringing is not None:
             self._bringing.cancel()
         for entry in self._kept:
             log.error("not in the audit: %s", entry)
+
+    async def _store_or_keep(self, entry: AuditEntry) -> None:
+        try:
+            await self._store(entry)
+        except Exception:  # whatever it is: what was done has been answered, or will be
+            self._keep(entry)
 
     def _keep(self, entry: AuditEntry) -> None:
         if len(self._kept) >= MOST_KEPT:

@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 class Limits:
     """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong, ``strangers_…`` those of
     its tokens never seen before that are looked at even after that; ``refusals_…`` how many refused changes of a token the audit
-    takes, and every ``audit_retry_s`` it is asked again to take what it did not. A job, and a list, is shown as it was up to ``glance_s`` ago where it is only looked at in passing. Every
+    takes, and every ``audit_retry_s`` it is asked again to take what it did not; no answer waits for it longer than ``audit_wait_s``. A job, and a list, is shown as it was up to ``glance_s`` ago where it is only looked at in passing. Every
     ``recheck_s`` the tokens of streams are looked at again.
 
     ``followers_per_job``, ``followers_per_token`` and ``followers`` count streams and long polls that wait; ``watched_jobs``
@@ -35,6 +35,7 @@ class Limits:
     refusals_burst: int = 60
     recheck_s: float = 15
     audit_retry_s: float = 5
+    audit_wait_s: float = 2
     glance_s: float = 1.0
     body_bytes: int = MIB
     piece_bytes: int = 8 * MIB

@@ -62,8 +62,10 @@ class FakeDoor:
         self.asked_for_events = 0
         self.asked_for_lists = 0
         self.asked_for_nodes = 0
+        self.audits_begun = 0
         self.can_write = True
         self.audit_error: Exception | None = None
+        self.audit_pause: threading.Event | None = None
         self.refused = 0
         self.pause: threading.Event | None = None
         self.nodes_pause: threading.Event | None = None
@@ -332,6 +334,9 @@ class FakeDoor:
         return None
 
     def audit(self, entry: AuditEntry) -> int:
+        self.audits_begun += 1
+        if self.audit_pause is not None:
+            self.audit_pause.wait(10)
         if self.audit_error is not None:
             raise self.audit_error
         self.audited.append(entry.model_copy(update={"seq": len(self.audited) + 1}))

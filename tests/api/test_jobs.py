@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from raycontrol.access import Role
@@ -523,6 +525,40 @@ def test_what_the_audit_did_not_take_comes_into_it_later(make_api: Callable[...,
     api.door.audit_error = None
     until(lambda: len(api.door.audited) == 2, "the entries")
     assert [entry.request_id for entry in api.door.audited] == ["r1", "r2"]
+
+
+def test_an_audit_that_hangs_holds_no_answer_back(make_api: Callable[..., Api]) -> None:
+    api = make_api(audit_wait_s=0.01, audit_retry_s=0.01)
+    api.door.audit_pause = threading.Event()
+    api.door.audit_error = lost()
+    answers = [api.post("/api/v1/jobs", by="user", json={"spec": SPEC}) for _ in range(5)]
+    assert ([answer.status_code for answer in answers], api.door.audit_pause.is_set()) == ([201] * 5, False)
+    api.door.audit_error = None
+    api.door.audit_pause.set()
+    until(lambda: len(api.door.audited) == 5, "the entries")
+
+
+def test_the_entry_of_a_request_that_is_cancelled_comes_into_the_audit(make_api: Callable[..., Api]) -> None:
+    api = make_api(audit_retry_s=0.01)
+    api.door.audit_pause = threading.Event()
+    api.door.audit_error = lost()
+
+    async def begun() -> asyncio.Task[httpx.Response]:
+        rest = {"json": {"spec": SPEC}}
+        return asyncio.ensure_future(api._request("POST", "/api/v1/jobs", api._login("user"), rest))
+
+    async def cancelled(request: asyncio.Task[httpx.Response]) -> None:
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+
+    request = api.run(begun())
+    until(lambda: api.door.audits_begun == 1, "the entry on its way")
+    api.run(cancelled(request))
+    api.door.audit_pause.set()
+    until(lambda: api.door.audits_begun > 1, "another try")
+    api.door.audit_error = None
+    until(lambda: len(api.door.audited) == 1, "the entry")
 
 
 def test_a_job_shows_its_instances(api: Api) -> None:
