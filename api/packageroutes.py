@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -11,11 +12,12 @@ from raycontrol.access import Action, Identity
 from raycontrol.api import bodies
 from raycontrol.api.described import BYTES, PREFIX, PROBLEMS, takes
 from raycontrol.api.guards import Guard
-from raycontrol.api.hubs import hub_of
+from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.models import Held
 from raycontrol.api.problems import NotThere, TooLarge
 from raycontrol.api.visits import visit_of
 from raycontrol.errors import PackageError
+from raycontrol.readers import ServerDoor
 
 router = APIRouter(prefix=PREFIX, tags=["packages"], responses=PROBLEMS)
 
@@ -46,18 +48,24 @@ async def put_package(
 ) -> Held:
     """Send a piece of at most 8 MiB; the answer says where to go on. An empty one asks how much is there."""
     hub, visit = hub_of(request), visit_of(request)
-    hub.uploads.begin(sender.user, digest)
-    hint = f"; send pieces of at most {wording.size(hub.limits.piece_bytes)} with offset="
-    data = await bodies.read_body(request, hub.limits.piece_bytes, hub.limits.piece_s, hint)
-    if offset + len(data) > hub.package_cap_bytes:
-        raise TooLarge(f"a package must have at most {hub.package_cap_bytes >> 20} MiB")
-    try:
-        held = await hub.calls.ask(lambda door: door.put_package(digest, offset, data, last))
-    except PackageError:  # its bytes were not its own, or no archive, and are gone
-        hub.uploads.end(sender.user, digest)
-        raise
-    if last and held >= offset + len(data):
+    with hub.uploads.piece(sender.user, digest):
+        hint = f"; send pieces of at most {wording.size(hub.limits.piece_bytes)} with offset="
+        data = await bodies.read_body(request, hub.limits.piece_bytes, hub.limits.piece_s, hint)
+        if offset + len(data) > hub.package_cap_bytes:
+            raise TooLarge(f"a package must have at most {hub.package_cap_bytes >> 20} MiB")
+        held = await _put(hub, sender.user, digest, lambda door: door.put_package(digest, offset, data, last))
+    if held == 0 or (last and held >= offset + len(data)):
         hub.uploads.end(sender.user, digest)
     if not last:
         visit.change = None  # the audit has the whole upload once, when it is complete
     return Held(held=held)
+
+
+async def _put(hub: Hub, user: str, digest: str, piece: Callable[[ServerDoor], int]) -> int:
+    """Return how much the archive has then; what of it is there when nobody answers is not known, so that it counts."""
+    hub.uploads.begin(user, digest)
+    try:
+        return await hub.calls.ask(piece)
+    except PackageError:  # its bytes were not its own, or no archive, and are gone
+        hub.uploads.end(user, digest)
+        raise

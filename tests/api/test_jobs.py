@@ -348,15 +348,39 @@ def test_an_upload_that_was_dropped_is_none_any_more(make_api: Callable[..., Api
     assert api.request("PUT", second, content=b"x").status_code == 200
 
 
+def test_a_piece_of_which_nothing_is_kept_begins_no_upload(make_api: Callable[..., Api]) -> None:
+    api = make_api(uploads_per_user=1, piece_bytes=10)
+    first, second, third, fourth = (f"/api/v1/packages/{digit * 64}" for digit in "abcd")
+    assert api.request("PUT", first, content=b"x" * 11).status_code == 413
+    assert api.request("PUT", f"{second}?offset={20 << 20}", content=b"x").status_code == 413
+    assert api.request("PUT", third, content=b"").json() == {"held": 0}
+    assert api.request("PUT", fourth, content=b"x").status_code == 200
+    assert api.request("PUT", fourth, content=b"x" * 11).status_code == 413
+    assert api.request("PUT", first, content=b"x").status_code == 429
+
+
 def test_an_upload_that_nothing_came_of_for_an_hour_is_forgotten() -> None:
     now = 0.0
     uploads = Uploads(1, clock=lambda: now)
     uploads.begin("ada", "a")
     now = 3599.0
-    with pytest.raises(TooMany):
-        uploads.begin("ada", "b")
+    with pytest.raises(TooMany), uploads.piece("ada", "b"):
+        pass
     now = 3600.0
-    uploads.begin("ada", "b")
+    with uploads.piece("ada", "b"):
+        pass
+
+
+def test_pieces_that_come_together_are_counted_before_they_are_there() -> None:
+    uploads = Uploads(1)
+    with uploads.piece("ada", "a"):
+        with uploads.piece("ada", "a"), uploads.piece("bob", "b"):
+            pass
+        with pytest.raises(TooMany) as refused:
+            uploads.piece("ada", "b").__enter__()
+    assert refused.value.headers == {"Retry-After": "1"}
+    with uploads.piece("ada", "b"):
+        pass
 
 
 def test_a_damaged_package_is_told(api: Api) -> None:
