@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from raycontrol.api.calls import Calls
 from raycontrol.api.visits import for_nobody
-from raycontrol.readers import ServerDoor
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -26,7 +25,7 @@ class _Asked(Generic[T]):
 
 
 class Answers(Generic[K, T]):
-    """Asks ``question`` at the door, of what it is about. No answer is given that was asked for ``kept_s`` ago, or earlier.
+    """Asks ``question``, of what it is about. No answer is given that was asked for ``kept_s`` ago, or earlier.
 
     Who comes when it has half that age has it asked for anew, and does not wait. ``most`` answers are kept; for 0 seconds: none.
     """
@@ -34,7 +33,7 @@ class Answers(Generic[K, T]):
     def __init__(
         self,
         calls: Calls,
-        question: Callable[[ServerDoor, K], T],
+        question: Callable[[K], Coroutine[Any, Any, T]],
         kept_s: float,
         most: int,
         clock: Callable[[], float] = time.monotonic,
@@ -74,7 +73,7 @@ class Answers(Generic[K, T]):
         return asking.answer if asking is not None and self._is_good(asking) else None
 
     def _ask(self, about: K) -> asyncio.Future[T]:
-        answer = for_nobody(self._calls.ask(lambda door: self._question(door, about)))
+        answer = for_nobody(self._question(about))
         asked = self._asking[about] = _Asked(self._clock(), answer)
         answer.add_done_callback(lambda _: self._take(about, asked))
         return answer

@@ -30,6 +30,7 @@ from raycontrol.api import (
 from raycontrol.api.answers import Answers
 from raycontrol.api.audits import Audits
 from raycontrol.api.calls import Calls
+from raycontrol.api.clusterroutes import SIZES_KEPT_S
 from raycontrol.api.edge import Edge
 from raycontrol.api.files import LogFiles
 from raycontrol.api.guards import JOBS_KEPT, Authenticator
@@ -41,7 +42,7 @@ from raycontrol.api.measures import Measures
 from raycontrol.api.problems import answer_error, answer_invalid, answer_refusal_of_the_router
 from raycontrol.api.uploads import Uploads
 from raycontrol.api.watchers import Watchers
-from raycontrol.archive import Archive
+from raycontrol.archive import bytes_of_jobs
 from raycontrol.errors import RaycontrolError
 from raycontrol.readers import ServerDoor
 from raycontrol.spec import JobSpec
@@ -79,10 +80,20 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
     return Hub(
         home=config.home,
         calls=calls,
-        archive=Archive(config.home, clean_up=False),
         authenticator=Authenticator(calls, config.limits),
-        glances=Answers(calls, lambda door, job_id: door.glance(job_id), config.limits.glance_s, JOBS_KEPT),
-        listings=Answers(calls, listings.page, config.limits.glance_s, listings.KEPT),
+        glances=Answers(
+            calls,
+            lambda job_id: calls.ask(lambda door: door.glance(job_id)),
+            config.limits.glance_s,
+            JOBS_KEPT,
+        ),
+        listings=Answers(
+            calls,
+            lambda wanted: calls.ask(lambda door: listings.page(door, wanted)),
+            config.limits.glance_s,
+            listings.KEPT,
+        ),
+        sizes=Answers(calls, lambda _: calls.read(lambda: bytes_of_jobs(config.home)), SIZES_KEPT_S, 1),
         watchers=Watchers(
             calls, config.limits, lambda job_id, attempt: LogFiles(config.home, job_id, attempt)
         ),

@@ -9,6 +9,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
@@ -49,7 +50,9 @@ class Authenticator:
         self._requests = Buckets(limits.rate_per_s, limits.burst, clock)
         self._failures = Buckets(limits.failures_per_s, limits.failures_burst, clock)
         self._strangers = Buckets(limits.strangers_per_s, limits.strangers_burst, clock)
-        self._answers = Answers(calls, _who, REMEMBERED_S, KEPT, clock)
+        self._answers: Answers[Parsed, Identity | None] = Answers(
+            calls, lambda credentials: calls.ask(partial(_who, credentials)), REMEMBERED_S, KEPT, clock
+        )
         self._known: OrderedDict[Parsed, bool] = OrderedDict()
         self._guesses: dict[tuple[str, Parsed], asyncio.Task[Identity | None]] = {}
 
@@ -119,7 +122,7 @@ class Authenticator:
         return found
 
 
-def _who(door: ServerDoor, credentials: Parsed) -> Identity | None:
+def _who(credentials: Parsed, door: ServerDoor) -> Identity | None:
     return door.authenticate(credentials.id, credentials.digest)
 
 

@@ -11,7 +11,6 @@ from fastapi import Request
 from raycontrol.api.calls import Calls
 from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.uploads import Uploads
-from raycontrol.archive import Archive
 
 if TYPE_CHECKING:
     from raycontrol.api.answers import Answers
@@ -25,17 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hub:
-    """``home`` is RAYCONTROL_HOME on the head, whose files ``archive`` reads; ``package_cap_bytes`` limits an upload.
+    """``home`` is RAYCONTROL_HOME on the head,; ``package_cap_bytes`` limits an upload.
 
-    ``glances`` are jobs that are looked at in passing, ``listings`` pages of the list. ``refusals`` are those of each token that the audit still takes.
+    ``glances`` are jobs that are looked at in passing, ``listings`` pages of the list, ``sizes`` the bytes
+    that each job keeps. ``refusals`` are those of each token that the audit still takes.
     """
 
     home: Path
     calls: Calls
-    archive: Archive
     authenticator: Authenticator
     glances: Answers[str, JobInfo]
     listings: Answers[Listing, bytes]
+    sizes: Answers[None, dict[str, int]]
     watchers: Watchers
     measures: Measures
     limits: Limits

@@ -156,7 +156,11 @@ async def delete_job(request: Request, job: DeletedJob) -> Response:
     """Remove an ended job with all it kept: events, logs, outputs."""
     if not job.over:
         raise Conflict(f"job {job.id!r} is {job.state}; stop it before it is removed")
-    await _changed(hub_of(request), lambda door: door.prune([job.id]))
+    hub = hub_of(request)
+    try:
+        await _changed(hub, lambda door: door.prune([job.id]))
+    finally:
+        hub.sizes.forget()
     return Response(status_code=204)
 
 

@@ -389,7 +389,11 @@ def remove_old(paths: Collection[Path], older_than_s: float) -> None:
                 path.unlink()
 
 
+def bytes_of_jobs(home: Path) -> dict[str, int]:
+    """What each job keeps, by its id."""
+    return {path.name: tree_bytes(path) for path in sorted(jobs_folder(home).glob("[!.]*"))}
+
+
 def usage(home: Path) -> dict[str, Any]:
-    jobs = {path.name: tree_bytes(path) for path in sorted(jobs_folder(home).glob("[!.]*"))}
     packages = {path.stem: path.stat().st_size for path in sorted(PackageFolder(home).root.glob("*.tar"))}
-    return {"jobs": jobs, "packages": packages, "free_bytes": free_bytes(home)}
+    return {"jobs": bytes_of_jobs(home), "packages": packages, "free_bytes": free_bytes(home)}

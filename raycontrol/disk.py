@@ -217,4 +217,11 @@ def _pass_over_missing(_: Callable[..., Any], path: str, info: tuple[Any, BaseEx
 
 
 def tree_bytes(root: Path) -> int:
-    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(root) for name in names)
+    return sum(_bytes_of(Path(folder) / name) for folder, _, names in os.walk(root) for name in names)
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:  # removed meanwhile
+        return 0

@@ -15,7 +15,7 @@ from raycontrol.api.limits import Limits
 from raycontrol.errors import ControllerUnavailable
 from raycontrol.readers import ServerDoor
 from raycontrol.status import JobState
-from tests.api.fakes import Api, FakeDoor, adas_job, lost, until
+from tests.api.fakes import Api, FakeDoor, adas_job, lost, until, write_log
 from tests.fake_client import job_info
 
 LIST = "/api/v1/jobs"
@@ -50,7 +50,15 @@ def ask(
 
     async def run() -> None:
         calls = Calls(FakeDoor, replace(Limits(), calls=4))
-        await work(Answers(calls, oracle.question, 2.0, most, oracle.clock))
+        await work(
+            Answers(
+                calls,
+                lambda about: calls.ask(lambda door: oracle.question(door, about)),
+                2.0,
+                most,
+                oracle.clock,
+            )
+        )
         calls.close()
 
     asyncio.run(run())
@@ -199,6 +207,20 @@ def test_a_change_of_which_nobody_can_say_that_it_was_made_is_looked_for(api: Ap
     assert api.post(LIST, json={"spec": {"command": "true"}}, by="operator").status_code == 503
     api.door.error = None
     assert ids(api, by="operator") == ["digits-ab12cd"]
+
+
+def test_the_bytes_of_jobs_are_added_up_once_for_all_who_ask(api: Api) -> None:
+    job = api.door.put(adas_job(JobState.SUCCEEDED))
+    write_log(api.home, b"12345")
+
+    def sizes(by: str) -> dict[str, int]:
+        return dict(api.get("/api/v1/sizes", by=by).json())
+
+    assert sizes("viewer") == {job.id: 5}
+    write_log(api.home, b"67890")
+    assert [sizes(by) for by in ("viewer", "admin", "user", "other")] == [{job.id: 5}] * 3 + [{}]
+    assert api.request("DELETE", f"{LIST}/{job.id}").status_code == 204
+    assert sizes("viewer") == {job.id: 10}
 
 
 def test_what_changes_elsewhere_is_seen_a_moment_later(make_api: Callable[..., Api]) -> None:
