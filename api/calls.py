@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TypeVar
 
 from raycontrol.api.limits import Limits
@@ -48,16 +48,29 @@ class Calls:
 
         Raises TooMany when the token of the request waits for as many calls as it may.
         """
-        with self.counted():
-            try:
-                return await asyncio.wait_for(self._asked(work), self._answer_s)
-            except asyncio.TimeoutError:
-                raise Busy(f"the cluster has not answered in {self._answer_s:g} s; try again") from None
+        return await self._answered(work, "try again")
 
-    async def _asked(self, work: Callable[[ServerDoor], T]) -> T:
-        """One token's calls may all have to wait long, as for a store that takes nothing; others are answered meanwhile."""
-        async with self._turns.one():
-            return await self._short.do(lambda: self._entrance.at_the_door(work))
+    async def change(self, work: Callable[[ServerDoor], T]) -> T:
+        """As ``ask``, for what changes something: what has not answered in time may do it yet."""
+        return await self._answered(work, "it may have been done; look before you repeat it")
+
+    async def _answered(self, work: Callable[[ServerDoor], T], advice: str) -> T:
+        with ExitStack() as held:
+            held.enter_context(self.counted())
+            try:
+                return await asyncio.wait_for(self._asked(work, held), self._answer_s)
+            except asyncio.TimeoutError:
+                raise Busy(f"the cluster has not answered in {self._answer_s:g} s; {advice}") from None
+
+    async def _asked(self, work: Callable[[ServerDoor], T], held: ExitStack) -> T:
+        """One token's calls may all have to wait long, as for a store that takes nothing; others are answered meanwhile.
+
+        What the call holds it has as long as its thread is at it, whoever still waits for that.
+        """
+        held.enter_context(await self._turns.one())
+        working = self._short.begin(lambda: self._entrance.at_the_door(work))
+        _when_done(working, held.pop_all().close)
+        return await asyncio.wrap_future(working)
 
     async def watch(self, work: Callable[[ServerDoor], T]) -> T:
         """As ``ask``, for what waits at the door for something to happen."""
@@ -96,16 +109,33 @@ class Crew:
 
     async def do(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns; raises its errors, and Busy when too much waits before it."""
+        return await asyncio.wrap_future(self.begin(work))
+
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        """Give ``work`` to the next thread that is free; raises Busy when too much waits before it."""
         if self._most is not None and self._at_it >= self._most:
             raise Busy("too many requests wait on this server; try again")
+        working = self._pool.submit(work)
         self._at_it += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        finally:
-            self._at_it -= 1
+        _when_done(working, self._done)
+        return working
+
+    def _done(self) -> None:
+        self._at_it -= 1
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _when_done(working: Future[T], then: Callable[[], None]) -> None:
+    """Call ``then`` in this event loop when the thread has done with it, or nobody wants it any more and none has begun."""
+    loop = asyncio.get_running_loop()
+
+    def tell(_: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(then)
+
+    working.add_done_callback(tell)
 
 
 class Entrance:

@@ -362,7 +362,7 @@ async def _until_news(watcher: Watcher, after: int, mark: Mark, wait_s: float) -
 async def _changed(hub: Hub, work: Callable[[ServerDoor], T]) -> T:
     """Have something changed. Who asks after that is shown it, also where nobody can say that it was done."""
     try:
-        return await hub.calls.ask(work)
+        return await hub.calls.change(work)
     finally:
         hub.glances.forget()
         hub.listings.forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakValueDictionary
 
 from raycontrol.api.problems import TooMany
@@ -50,9 +50,19 @@ class Turns:
         self._most = most
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    def one(self) -> AbstractAsyncContextManager[None]:
-        """Take one when it is the turn of the request that is answered here."""
+    async def one(self) -> AbstractContextManager[None]:
+        """Take one when it is the turn of the request that is answered here; what is returned gives it back."""
         token = caller()
-        return (
-            nullcontext() if token is None else self._turns.setdefault(token, asyncio.Semaphore(self._most))
-        )
+        if token is None:
+            return nullcontext()
+        turns = self._turns.setdefault(token, asyncio.Semaphore(self._most))
+        await turns.acquire()
+        return _given_back(turns)
+
+
+@contextmanager
+def _given_back(turns: asyncio.Semaphore) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        turns.release()

@@ -41,7 +41,7 @@ async def create_token(request: Request, identity: Maker) -> MadeToken:
     hub = hub_of(request)
     new = await bodies.read_model(request, NewToken, hub.limits.body_bytes, hub.limits.body_s)
     visit_of(request).target = new.name
-    info, text = await hub.calls.ask(
+    info, text = await hub.calls.change(
         lambda door: door.create_token(new.name, new.role, new.user, new.ttl_s, identity.token)
     )
     return MadeToken(token=text, info=info)
@@ -52,11 +52,11 @@ async def revoke_token(request: Request, _: Revoker, name: str) -> TokenInfo:
     """End a token, within two seconds for those who use it now."""
     hub = hub_of(request)
     try:
-        revoked = await hub.calls.ask(lambda door: door.revoke_token(name))
+        return await hub.calls.change(lambda door: door.revoke_token(name))
     except UsageError as error:
         raise NotThere(str(error)) from None
-    hub.authenticator.forget()
-    return revoked
+    finally:  # also where nobody can say that it was done
+        hub.authenticator.forget()
 
 
 @router.get("/audit", response_model=AuditPage)

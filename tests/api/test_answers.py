@@ -263,6 +263,24 @@ def test_one_token_s_calls_under_way_leave_threads_for_the_others(make_api: Call
         until(lambda: api.door.asked_for_nodes == 6, "the calls that waited for their turn")
 
 
+def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_and_its_token_s_turn(
+    make_api: Callable[..., Api],
+) -> None:
+    api = make_api(calls=4, calls_per_token=3, answer_s=0.2)
+    api.door.nodes_pause = threading.Event()
+
+    async def given_up() -> list[int]:
+        asking = (api._request("GET", "/api/v1/nodes", api._login("operator"), {}) for _ in range(3))
+        return [answer.status_code for answer in await asyncio.gather(*asking)]
+
+    assert api.run(given_up()) == [503] * 3
+    assert sorted(api.run(given_up())) == [429, 429, 503]
+    assert api.get("/api/v1/queue", by="other").status_code == 200
+    assert api.door.asked_for_nodes == 2
+    api.door.nodes_pause.set()
+    until(lambda: api.get("/api/v1/nodes", by="operator").status_code == 200, "its own turn again")
+
+
 def test_one_token_s_followers_leave_room_for_the_others(make_api: Callable[..., Api]) -> None:
     api = make_api(followers_per_token=1)
     api.door.put(adas_job())

@@ -108,6 +108,8 @@ def test_a_call_is_not_waited_for_for_ever(stuck: threading.Event) -> None:
         calls = Calls(FakeDoor, replace(Limits(), answer_s=0.05))
         with pytest.raises(Busy, match=r"has not answered in 0\.05 s"):
             await calls.ask(lambda door: stuck.wait(10))
+        with pytest.raises(Busy, match=r"in 0\.05 s; it may have been done; look before you repeat it"):
+            await calls.change(lambda door: stuck.wait(10))
         stuck.set()
         calls.close()
 
