@@ -112,6 +112,8 @@ class Caretaker:
         infos = await self._held.ask(lambda store: read_infos(store.jobs(cluster=self._name), store))
         sizes = await self._cluster.sizes_of_jobs()
         doomed = expired(infos, sizes, self._clock(), limits.keep_days, limits.keep_gib)
+        # What an archive that was down has kept. That the store does not know a job is not enough: it may be an older copy.
+        doomed += await self._held.ask(lambda store: store.removed(sizes))
         if doomed:
             log.info("removing finished jobs: %s", ", ".join(doomed))
         await self.remove(doomed)  # also without jobs: packages of those who upload and never submit

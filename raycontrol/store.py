@@ -236,6 +236,15 @@ class Store:
         if had_secrets:
             self._database.empty_log()
 
+    def removed(self, job_ids: Iterable[str]) -> list[str]:
+        """Those of these ids whose jobs have been removed."""
+        with self._database.reading() as connection:
+            return [
+                job_id
+                for job_id in job_ids
+                if connection.execute(select(removed).where(removed.c.id == job_id)).first() is not None
+            ]
+
     def acquire(self, cluster: str, host: str, pid: int, now: float, lease_s: float = 30) -> Lease:
         """Become the controller of ``cluster``, until ``release`` or the end of this process.
 

@@ -160,6 +160,7 @@ class FakeCluster(Gangs):
         return self.stored_sizes
 
     async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
+        self._fail("remove_stored")
         self.removed_stored += job_ids
         self.packages_kept.append(packages_in_use)
 

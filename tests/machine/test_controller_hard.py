@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raycontrol.demands import STOP_SLACK_S, deadline
-from raycontrol.errors import UsageError
+from raycontrol.errors import StoreError, UsageError
 from raycontrol.events import InstanceNoted
 from raycontrol.retention import Limits
 from raycontrol.spec import Timeouts
@@ -122,6 +122,24 @@ async def test_a_controller_removes_what_ended_jobs_may_no_longer_keep(tmp_path:
     assert here.cluster.removed_stored == ["old-1"]
     await here.controller.stop("new-1", "enough")
     await here.ends("new-1")
+    await finish(here)
+
+
+@in_loop
+async def test_what_the_archive_kept_of_a_removed_job_while_it_was_down_is_removed_later(
+    tmp_path: Path,
+) -> None:
+    here = site(tmp_path)
+    await here.submit("digits-1")
+    await here.ends("digits-1")
+    here.cluster.stored_sizes = {"digits-1": 10 << 30, "of-another-store-1": 5}
+    here.cluster.trouble["remove_stored"] = [StoreError("the archive restarts")]
+    with pytest.raises(StoreError):
+        await here.controller.prune(["digits-1"])
+    assert (await here.controller.find("digits-1"), here.cluster.removed_stored) == ([], [])
+    await here.restart()
+    await asyncio.wait_for(_until_gone(here, "digits-1"), 10)
+    assert here.cluster.removed_stored == ["digits-1"]
     await finish(here)
 
 
