@@ -9,10 +9,9 @@ from typing import Any
 
 from raycontrol.duties import Cluster, lost
 from raycontrol.heldstore import HeldStore
-from raycontrol.jobrows import read_infos, readable
+from raycontrol.jobrows import read_infos
 from raycontrol.ledger import Ledger
 from raycontrol.retention import DAY_S, Limits, expired
-from raycontrol.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +121,7 @@ class Caretaker:
         """Remove finished jobs, with their logs and outputs, and packages that no job needs any more."""
         doomed = [job_id for job_id in job_ids if job_id not in self._ledger.jobs]
         await self._held.ask(lambda store: store.remove(doomed))
-        await self._cluster.remove_stored(doomed, await self._held.ask(_packages_in_use))
-
-
-def _packages_in_use(store: Store) -> set[str]:
-    return {job.package for _, job in readable(store.jobs()) if job.package}
+        await self._cluster.remove_stored(doomed, await self._held.ask(lambda store: store.packages()))
 
 
 async def _try(call: Callable[[], Coroutine[Any, Any, None]]) -> None:

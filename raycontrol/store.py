@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -197,6 +197,13 @@ class Store:
             query = query.where(or_(_contains(jobs.c.id, text), _contains(jobs.c.name, text)))
         with self._database.reading() as connection:
             return [_row(found._mapping) for found in connection.execute(query)]
+
+    def packages(self) -> set[str]:
+        """The packages of all jobs, also of those that this version cannot read whole."""
+        package = case((func.json_valid(jobs.c.doc), func.json_extract(jobs.c.doc, "$.package")))
+        query = select(package).distinct().where(package.is_not(None))
+        with self._database.reading() as connection:
+            return set(connection.execute(query).scalars())
 
     def active(self, cluster: str) -> list[JobRow]:
         """The jobs of ``cluster`` that have not ended, oldest first."""

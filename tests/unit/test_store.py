@@ -45,6 +45,21 @@ def test_a_job_is_read_back_as_it_was_added(store: Store) -> None:
     assert store.job("a") is None
 
 
+def test_the_packages_of_all_jobs_are_told_without_reading_the_jobs(store: Store) -> None:
+    docs = (
+        '{"package": "p1"}',
+        '{"package": "p2"}',
+        '{"package": "p1"}',
+        '{"package": null}',
+        "{}",
+        "[",
+        '"p3"',
+    )
+    for number, doc in enumerate(docs):
+        store.add(row(f"job-{number}", doc=doc), note())
+    assert store.packages() == {"p1", "p2"}
+
+
 def test_a_second_job_of_an_id_is_refused(store: Store) -> None:
     store.add(row(), note())
     with pytest.raises(StoreError, match="job 'digits-1' is already in the store"):
