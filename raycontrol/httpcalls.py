@@ -289,13 +289,21 @@ ERRORS: Mapping[str, type[RaycontrolError]] = {
     "store-refused": StoreRefused,
     "usage-error": UsageError,
 }
+NO_SUCH_JOB = frozenset({"not-there", "job-not-found"})
+"""Kinds of a 404 that the server has for a job. Another server, or an older one, may have no such route."""
+
 BY_STATUS: Mapping[int, type[RaycontrolError]] = {
     400: UsageError,
     403: Forbidden,
     404: UsageError,
+    408: UsageError,
     409: UsageError,
     413: UsageError,
+    415: UsageError,
+    416: UsageError,
+    421: UsageError,
     422: UsageError,
+    429: UsageError,
 }
 """For errors that only the server has, and for answers of a proxy before it. Others are the cluster's fault."""
 
@@ -309,7 +317,7 @@ def refusal(url: str, call: Call, answer: httpx.Response) -> RaycontrolError:
     text = problem.detail or problem.title or f"{url} answers {status} {answer.reason_phrase}"
     if status == 401:
         return Unauthorized(url)
-    if status == 404 and call.job_id is not None:
+    if kind in NO_SUCH_JOB and call.job_id is not None:
         return JobNotFound(call.job_id)
     if status == 413 and call.method == "PUT":
         return PackageError(text)
