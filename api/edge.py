@@ -136,9 +136,8 @@ class _Answer:
         await self._hub.audits.add(_entry(visit, visit.change, self.status))
 
     def _is_too_much(self, token: str) -> bool:
-        """Whether this is one refusal more than the audit takes of a token, which must not fill it."""
-        refused = 400 <= self.status < 500
-        return self.status == 429 or (refused and self._hub.refusals.take(token) is not None)
+        """Whether this is one refusal, or failure, more than the audit takes of a token, which must not fill it."""
+        return self.status == 429 or (self.status >= 400 and self._hub.refusals.take(token) is not None)
 
 
 def _has_two_lengths(headers: Headers) -> bool:

@@ -294,6 +294,8 @@ async def list_events(
         if not found and not watcher.over:
             await _until_news(watcher, after, mark, wait_s)
             found = await _events_of(request, watcher, after)
+        if not found and watcher.trouble is not None:
+            raise watcher.trouble  # that nothing has happened nobody knows
     return found
 
 

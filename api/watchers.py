@@ -38,7 +38,8 @@ Mark = asyncio.Future[None]
 class Watcher:
     """What is known of one job. ``over``: nothing more will come, all events are here and all logs in their files.
 
-    ``events`` are those after ``events_since``; older ones are to be asked for.
+    ``events`` are those after ``events_since``; older ones are to be asked for. ``trouble`` is why the last question to the
+    controller had no answer.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Watcher:
         self.events: list[Event] = []
         self.events_since = 0
         self.followers = 0
+        self.trouble: Exception | None = None
         self.readings = Readings(calls)
         self._calls = calls
         self._files = files
@@ -84,13 +86,16 @@ class Watcher:
         while not self.over:
             try:
                 await self._take_events()
+                self.trouble = None
             except JobNotFound:  # it was removed
                 self.over = True
                 self._tell()
             except RaycontrolError as error:  # the controller restarts: logs are read on meanwhile
                 log.warning("job %s cannot be watched: %s; trying again", self.job.id, error)
+                self.trouble = error
                 await asyncio.sleep(PAUSE_S)
-            except Exception:  # whatever it is, its followers wait for us alone
+            except Exception as error:  # whatever it is, its followers wait for us alone
+                self.trouble = error
                 log.exception("job %s cannot be watched; trying again", self.job.id)
                 await asyncio.sleep(PAUSE_S)
 

@@ -529,6 +529,15 @@ def test_refused_changes_of_one_token_do_not_fill_the_audit(make_api: Callable[.
     ]
 
 
+def test_changes_of_one_token_that_fail_do_not_fill_the_audit(make_api: Callable[..., Api]) -> None:
+    api = make_api(refusals_burst=2, refusals_per_s=0.001)
+    assert api.get("/api/v1/jobs", by="user").status_code == 200
+    api.door.error = StoreError("the disk is full")
+    statuses = [api.post("/api/v1/jobs", by="user", json={"spec": SPEC}).status_code for _ in range(5)]
+    assert statuses == [503] * 5
+    assert [entry.status for entry in api.door.audited] == [503, 503]
+
+
 def test_what_was_done_is_answered_and_logged_where_the_audit_takes_nothing(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from raycontrol.api.logevents import MOST_LOGS, PORTION_BYTES, LogsCutter
 from raycontrol.api.sse import LINE_BYTES, LineCutter
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobState, Reason
-from tests.api.fakes import Api, adas_job, events_in, until, write_log
+from tests.api.fakes import Api, adas_job, events_in, lost, until, write_log
 from tests.fake_client import instance
 
 LOGS = "/api/v1/jobs/digits-ab12cd/logs"
@@ -307,6 +307,16 @@ def test_a_long_poll_waits_for_an_event(api: Api) -> None:
         api.door.becomes("digits-ab12cd", JobState.RUNNING)
         until(lambda: answer.over, "the answer")
     assert [event["state"] for event in json.loads(answer.body)] == ["RUNNING"]
+
+
+def test_a_long_poll_tells_that_the_controller_does_not_answer(make_api: Callable[..., Api]) -> None:
+    api = make_api(glance_s=60)
+    api.door.put(adas_job())
+    assert api.get(f"{EVENTS}?after=1").json() == []
+    api.door.error = lost()
+    assert [api.get(f"{EVENTS}?after=1&wait_s={wait_s}").status_code for wait_s in (0, 0.1)] == [503, 503]
+    api.door.error = None
+    until(lambda: api.get(f"{EVENTS}?after=1&wait_s=0.1").status_code == 200, "an answer")
 
 
 def test_one_watcher_serves_all_followers(api: Api) -> None:
