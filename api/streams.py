@@ -40,8 +40,9 @@ async def ended_before(work: Coroutine[Any, Any, None], limit: Coroutine[Any, An
         await asyncio.wait({working, limiting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         limiting.cancel()
-        whole = working.done() or not working.cancel()
+        working.cancel()
         await asyncio.wait({working})
-    if whole:
-        await working
-    return whole
+    if working.cancelled():
+        return False
+    await working
+    return True
