@@ -116,6 +116,7 @@ class HttpCalls:
         transport: httpx.BaseTransport | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        largest_bytes: int = LARGEST_ANSWER_BYTES,
     ) -> None:
         self.url = checked("url", checked_url, url)
         refuse_plain_http(self.url, insecure_http)
@@ -125,6 +126,7 @@ class HttpCalls:
         self._http = open_http(self.url, headers, transport)
         self._clock = clock
         self._sleep = sleep
+        self._largest_bytes = largest_bytes
 
     def close(self) -> None:
         self._http.close()
@@ -188,9 +190,9 @@ class HttpCalls:
         body = bytearray()
         for piece in answer.iter_bytes():
             body += piece
-            if len(body) > LARGEST_ANSWER_BYTES:
+            if len(body) > self._largest_bytes:
                 raise ControllerUnavailable(
-                    f"{self.url} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB, which raycontrol never does; is it "
+                    f"{self.url} answers with more than {self._largest_bytes >> 20} MiB, which raycontrol never does; is it "
                     "the URL of `raycontrol serve`?"
                 )
         kept = {name: value for name, value in answer.headers.items() if name not in OF_THE_TRANSFER}

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from raycontrol import httpcalls
 from raycontrol.access import Role, TokenInfo
 from raycontrol.cli import services
 from raycontrol.client import Client, send
@@ -36,6 +35,7 @@ from raycontrol.errors import (
     Unauthorized,
     UsageError,
 )
+from raycontrol.httpcalls import Call, HttpCalls
 from raycontrol.job import Submission
 from raycontrol.packages import pack
 from raycontrol.readers import Door
@@ -511,17 +511,24 @@ def test_an_answer_that_cannot_be_read_is_told_with_the_versions(given: httpx.Re
     assert str(caught.value) == text
 
 
-def test_an_answer_that_unpacks_to_more_than_any_of_ours_is_not_taken_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(httpcalls, "LARGEST_ANSWER_BYTES", 1 << 20)
+def test_an_answer_that_unpacks_to_more_than_any_of_ours_is_not_taken_in() -> None:
     packed = gzip.compress(b" " * (64 << 20))
     script = Script([httpx.Response(200, stream=Pieces(packed), headers={"Content-Encoding": "gzip"})])
+    watch = Watch()
+    calls = HttpCalls(
+        URL,
+        TOKEN,
+        insecure_http=False,
+        transport=script,
+        clock=watch.time,
+        sleep=watch.sleep,
+        largest_bytes=1 << 20,
+    )
     with pytest.raises(ControllerUnavailable, match="answers with more than 1 MiB"):
-        door_to(script).find("")
+        calls.ask(Call("GET", "/ids"))
 
 
-def test_a_compressed_answer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_answer_is_read() -> None:
     packed = gzip.compress(b'["digits-ab12cd"]')
     script = Script([httpx.Response(200, stream=Pieces(packed), headers={"Content-Encoding": "gzip"})])
     assert door_to(script).find("") == ["digits-ab12cd"]
