@@ -16,12 +16,15 @@ from raycontrol.api.measures import MEDIA_TYPE, GpuUse, gpus_of
 from raycontrol.api.models import Alive, Ready
 from raycontrol.api.problems import NotReady
 from raycontrol.api.usages import last_samples
+from raycontrol.errors import StoreError
 
 router = APIRouter(tags=["health"], responses=PROBLEMS)
 
 READY_S = 5.0
 READY_KEPT_S = 1.0
 GPU_JOBS_MAX = 100
+NO_CONTROLLER = "the controller does not answer"
+NO_STORE = "the controller's store takes no write"
 
 Viewer = Annotated[Identity, Depends(Guard(Action.READ_CLUSTER))]
 
@@ -30,19 +33,20 @@ class Readiness:
     """Asks whether the controller answers and its store takes a write, once for all who want to know in the same second."""
 
     def __init__(self) -> None:
-        self._answer: asyncio.Task[bool] | None = None
+        self._answer: asyncio.Task[str | None] | None = None
         self._asked_at = 0.0
 
-    async def ready(self, hub: Hub) -> bool:
+    async def trouble(self, hub: Hub) -> str | None:
+        """Return why the cluster cannot work now; None: it can."""
         now = time.monotonic()
         stale = self._answer is None or (self._answer.done() and now - self._asked_at > READY_KEPT_S)
         if self._answer is None or stale:
-            self._answer = asyncio.ensure_future(_writable(hub))
+            self._answer = asyncio.ensure_future(_trouble(hub))
             self._asked_at = now
         try:
             return await asyncio.wait_for(asyncio.shield(self._answer), READY_S)
         except asyncio.TimeoutError:
-            return False
+            return NO_CONTROLLER
 
 
 @router.get("/healthz", response_model=Alive)
@@ -55,8 +59,9 @@ async def healthz() -> Alive:
 async def readyz(request: Request) -> Ready:
     """Say whether the controller answers and its store takes a write; else 503. Needs no token."""
     readiness: Readiness = request.app.state.readiness
-    if not await readiness.ready(hub_of(request)):
-        raise NotReady("not ready")
+    trouble = await readiness.trouble(hub_of(request))
+    if trouble is not None:
+        raise NotReady(f"not ready: {trouble}")
     return Ready(ready=True)
 
 
@@ -73,11 +78,14 @@ async def metrics(request: Request, _: Viewer) -> Response:
     return Response(text, media_type=MEDIA_TYPE)
 
 
-async def _writable(hub: Hub) -> bool:
+async def _trouble(hub: Hub) -> str | None:
     try:
-        return await hub.calls.ask(lambda door: door.writable())
+        writable = await hub.calls.ask(lambda door: door.writable())
+    except StoreError:
+        writable = False
     except Exception:  # whatever it is: it is not ready
-        return False
+        return NO_CONTROLLER
+    return None if writable else NO_STORE
 
 
 async def _gpus(hub: Hub) -> list[GpuUse]:

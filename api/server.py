@@ -79,9 +79,7 @@ def serve(
     check_uvicorn()
     _allow_many_files()
     try:
-        server = _Server(
-            uvicorn.Config(make_app(open_door, config), **_options(config, listen)), listen, ready
-        )
+        server = make_server(open_door, config, listen, ready)
         _settle()
         server.run()
     except OSError as error:

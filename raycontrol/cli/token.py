@@ -33,7 +33,7 @@ def create(
         typer.Option(
             "--role",
             metavar="ROLE",
-            help="viewer (reads all jobs), user (own jobs), operator (all jobs) or admin (also tokens and nodes).",
+            help="viewer (reads all jobs), user (own jobs), operator (all jobs) or admin (also tokens and the audit).",
             show_default=False,
         ),
     ],

@@ -443,7 +443,16 @@ def test_readiness_follows_controller_and_store(api: Api) -> None:
 def test_a_store_that_takes_nothing_is_not_ready(api: Api) -> None:
     api.door.can_write = False
     answer = api.get("/readyz", by=None)
-    assert (answer.status_code, answer.json()["detail"]) == (503, "not ready")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        503,
+        "not ready: the controller's store takes no write",
+    )
+
+
+def test_a_controller_that_does_not_answer_is_not_ready(api: Api) -> None:
+    api.door.error = lost()
+    answer = api.get("/readyz", by=None)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "not ready: the controller does not answer")
 
 
 def test_metrics_are_read_by_prometheus(api: Api) -> None:
