@@ -12,47 +12,60 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """``rate_per_s`` and ``burst`` are a token's, ``failures_…`` an address's whose tokens are wrong, ``strangers_…`` those of
-    its tokens never seen before that are looked at even after that; ``refusals_…`` how many refused changes of a token the audit
-    takes, and every ``audit_retry_s`` it is asked again to take what it did not; no answer waits for it longer than ``audit_wait_s``. A job, and a list, is shown as it was up to ``glance_s`` ago where it is only looked at in passing. Every
-    ``recheck_s`` the tokens of streams are looked at again.
-
-    ``followers_per_job``, ``followers_per_token`` and ``followers`` count streams and long polls that wait; ``watched_jobs``
-    the jobs that they wait for, each of which takes a thread. A body has to be there within ``body_s`` seconds, a piece of
-    a package within ``piece_s``; a user may have ``uploads_per_user`` packages that are not whole yet. The head of a request
-    within ``request_s`` (twice that at most); who takes nothing of an answer for ``write_s`` is cut off. ``calls`` go to the
-    cluster at a time, ``waiting_calls`` wait for their turn, ``calls_per_token`` of both are one token's, which has half of ``calls`` at a
-    time, and ``answer_s`` is how long they may take together; ``requests`` are answered at a time, streams among them.
-    """
+    """Seconds, bytes and counts; of what is counted, so many are had at a time."""
 
     rate_per_s: float = 50
+    """Requests of a token, after the first ``burst``."""
     burst: int = 100
     failures_per_s: float = 0.5
+    """Wrong tokens from an address, after the first ``failures_burst``."""
     failures_burst: int = 20
     strangers_per_s: float = 0.5
+    """Tokens never seen before that are looked at although their address has none of its failures left, after the first ``strangers_burst``."""
     strangers_burst: int = 5
     refusals_per_s: float = 0.1
+    """Changes of a token that were refused or failed and that the audit takes, after the first ``refusals_burst``."""
     refusals_burst: int = 60
     recheck_s: float = 15
+    """How often the tokens of streams are looked at again."""
     audit_retry_s: float = 5
+    """How often the audit is asked again to take what it did not."""
     audit_wait_s: float = 2
+    """How long an answer waits for the audit."""
     glance_s: float = 1.0
+    """How old a list may be, and a job that is only looked at in passing."""
     body_bytes: int = MIB
+    """Of a request, but for a piece of a package."""
     piece_bytes: int = 8 * MIB
+    """Of a piece of a package."""
     body_s: float = 30
+    """Within which a body has to be there."""
     piece_s: float = 120
+    """Within which a piece of a package has to be there."""
     uploads_per_user: int = 8
+    """Packages that are not whole yet."""
     followers_per_job: int = 300
+    """Streams and long polls that wait for one job."""
     followers_per_token: int = 400
+    """Streams and long polls that wait with one token."""
     followers: int = 1000
+    """Streams and long polls that wait."""
     watched_jobs: int = 128
+    """Jobs that they wait for, each of which takes a thread."""
     request_s: float = 20
+    """Within which the head of a request has to be there; twice that at most."""
     write_s: float = 30
+    """Who takes nothing of an answer for so long is cut off."""
     calls: int = 16
+    """Threads that ask the cluster; one token has half of them."""
     calls_per_token: int = 64
+    """Calls of one token that are under way or wait for a thread."""
     waiting_calls: int = 500
+    """Calls that wait for a thread."""
     answer_s: float = 90
+    """How long a call is waited for, from before it has a thread."""
     requests: int = 2000
+    """Requests that are answered, streams among them."""
 
 
 KEPT = 10_000
