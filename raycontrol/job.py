@@ -119,7 +119,8 @@ class Job:
     and ``not_before`` when its next attempt may begin; not before ``fenced_until``, until when a lost instance may run on. ``retries`` and ``infra_retries`` were used (``retries.again``);
     with ``unwanted`` no further one follows. The next attempt avoids the nodes with the ids ``avoided``. ``group`` is
     the attempt id that the placement group is named after: an earlier one's where the attempt has taken the group over.
-    ``past`` are the attempts that have ended, the last ones.
+    ``past`` are the attempts that have ended, the last ones; ``visited`` are the ids of the nodes of earlier reservations, where
+    the job's folders are until it ends.
     """
 
     id: str
@@ -157,6 +158,7 @@ class Job:
     avoided: tuple[str, ...] = ()
     group: str | None = None
     past: tuple[AttemptInfo, ...] = ()
+    visited: tuple[str, ...] = ()
 
     @property
     def group_id(self) -> str:

@@ -330,7 +330,10 @@ def _next(job: Job) -> Job:
 def _back_in_the_queue(job: Job, at: float) -> Change:
     waits = job.entered(JobState.QUEUED, Reason.WAITING if job.held is None else Reason.HELD, at)
     queued_at = at if _has_begun(job) else job.queued_at
-    queued = replace(_next(waits), instances=(), queued_at=queued_at, group=None, pending=job.held)
+    visited = tuple(dict.fromkeys([*job.visited, *(item.node_id for item in job.instances)]))
+    queued = replace(
+        _next(waits), instances=(), queued_at=queued_at, group=None, pending=job.held, visited=visited
+    )
     queued = replace(queued, not_before=_later(job.not_before, job.fenced_until), fenced_until=None)
     return queued, "back in the queue" + (f": {job.held}" if job.held else "")
 

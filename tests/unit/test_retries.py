@@ -13,6 +13,8 @@ from raycontrol.errors import SpecError
 from raycontrol.events import (
     InstanceLost,
     LetGo,
+    NodesChosen,
+    NodesRefused,
     NodesReleased,
     NodesReserved,
     StopRequested,
@@ -168,6 +170,17 @@ def test_a_lost_node_is_avoided_and_counted_in_a_budget_of_its_own() -> None:
     job = after(job, RELEASED)
     assert (job.state, job.attempt, job.instances) == (JobState.QUEUED, 1, ())
     assert [attempt.outcome for attempt in job.past] == [Outcome.LOST]
+
+
+def test_the_nodes_of_earlier_attempts_are_remembered_because_folders_of_the_job_are_there() -> None:
+    job = after(lost(), RELEASED)
+    assert job.visited == ("node-a", "node-b")
+    elsewhere = replace(jobs.ASSIGNMENTS[1], node_id="node-c")
+    job = after(job, NodesChosen(1040.0, (jobs.ASSIGNMENTS[0], elsewhere)))
+    job = after(
+        job, NodesRefused(1041.0, job.attempt_id, "host-c is full"), NodesReleased(1042.0, job.attempt_id)
+    )
+    assert (job.state, job.visited) == (JobState.QUEUED, ("node-a", "node-b", "node-c"))
 
 
 def test_an_instance_that_could_not_be_made_ready_makes_its_node_a_suspect() -> None:
