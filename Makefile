@@ -5,7 +5,7 @@ SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu check bench bench-api bench-mpi bench-queue bench-ray bench-trace clean
+.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-mpi bench-queue bench-ray bench-trace clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,6 +22,9 @@ test: setup ## every test but the long ones
 
 test-all: setup ## every test
 	$(BIN)/python -m pytest -m 'not gpu' $(SUITE)
+
+test-faults: setup ## every kind of fault over four hosts while a job runs (needs root); half an hour
+	$(BIN)/python -m pytest --durations=25 tests/faults
 
 test-gpu: ## what can be tested with a GPU only, beside nvidia-smi
 	@scripts/setup test

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._raylet import GcsClient, NodeID  # type: ignore[attr-defined]
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from raycontrol import nodeenv
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
-from raycontrol.fence import fence_off
+from raycontrol.fence import CONNECT_S, fence_off
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
 from raycontrol.instance import Instance
@@ -84,7 +85,7 @@ class InstanceActor(Instance):
             ),
             RayLinks(seed, context.get_node_id()),
         )
-        fence_off(context.gcs_address)
+        fence_off(context.gcs_address, partial(is_given_up, context.gcs_address, context.get_node_id()))
 
 
 class NodeActor(Node):
@@ -210,6 +211,20 @@ class RayLinks:
         if name not in self._handles:
             self._handles[name] = ray.get_actor(name, namespace=NAMESPACE)
         return self._handles[name]
+
+
+def is_given_up(gcs_address: str, node_id: str) -> bool:
+    """Whether the Ray that is at this address now says that it has no such living node. Who says nothing gives nobody up.
+
+    A client of its own: that of this process speaks with the Ray that it began with only.
+    """
+    try:
+        living: list[bool] = GcsClient(address=gcs_address).check_alive(
+            [NodeID(bytes.fromhex(node_id))], timeout=CONNECT_S
+        )
+    except Exception:  # Ray has many for a GCS that does not answer; the host does, which is enough
+        return False
+    return living == [False]
 
 
 def node_actor_name(node_id: str) -> str:

@@ -36,7 +36,7 @@ from raycontrol.actors import (
 from raycontrol.controller import Controller
 from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
-from raycontrol.fence import answers
+from raycontrol.fence import refuses
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Job
 from raycontrol.placement import Node as NodeRoom
@@ -51,8 +51,6 @@ from raycontrol.status import Policy
 
 WATCH_S = 15.0
 NODE_CALL_S = 30.0
-ANY_PORT = 9
-"""Where a host is asked whether it is there: that nobody listens is an answer too."""
 ATTEMPT_ID = re.compile(r"[^:]+\.-?\d+")
 CALLS_AT_ONCE = 1000
 """How many calls an instance takes at once, those of other instances not counted."""
@@ -169,8 +167,8 @@ class RayCluster:
         for instance in job.instances:
             self._instances.pop((job.attempt_id, instance.name), None)
         living = {node.id for node in await self.nodes()}
-        served = {instance.node_id for instance in job.instances} & living
-        await _tidy_nodes(served, job.id, job.attempt_id, last)
+        left_at = {instance.node_id for instance in job.instances}.union(job.visited if last else ())
+        await _tidy_nodes(left_at & living, job.id, job.attempt_id, last)
 
     def _remove_gang(self, job: Job, keep: bool) -> None:
         for instance in job.instances:
@@ -179,10 +177,8 @@ class RayCluster:
         if group is not None:
             remove_placement_group(group)
 
-    async def is_silent(self, node_id: str, ip: str) -> bool:
-        if node_id in {node.id for node in await self.nodes()}:
-            return False
-        return not await asyncio.to_thread(answers, ip, ANY_PORT)
+    async def may_run_on(self, node_id: str, ip: str) -> bool:
+        return await asyncio.to_thread(_may_run_on, node_id, ip)
 
     async def serve_nodes(self) -> None:
         await asyncio.to_thread(_make_node_actors)
@@ -320,6 +316,13 @@ def living_nodes() -> tuple[NodeRoom, ...]:
         for node in ray_nodes()
         if node["Alive"]
     )
+
+
+def _may_run_on(node_id: str, ip: str) -> bool:
+    """A raylet takes all along that runs under it. Ray gives one up that does not answer, be it alive; and of one of an
+    earlier Ray it knows nothing."""
+    node = next((node for node in ray_nodes() if node["NodeID"] == node_id), None)
+    return node is None or not (node["Alive"] or refuses(ip, node["NodeManagerPort"]))
 
 
 def _make_group(name: str, job: Job) -> PlacementGroup:

@@ -70,10 +70,11 @@ class Cluster(Protocol):
         """Return only by raising InstanceGone, when the instance's actor is dead."""
 
     async def release(self, job: Job, last: bool, keep: bool) -> None:
-        """Remove actors and, unless ``keep``, the placement group, wait until they are gone, and clean up on the nodes."""
+        """Remove actors and, unless ``keep``, the placement group, wait until they are gone, and clean up on the nodes; if
+        ``last``, on those that the job has visited, too."""
 
-    async def is_silent(self, node_id: str, ip: str) -> bool:
-        """Whether the node has left the cluster and its host does not answer."""
+    async def may_run_on(self, node_id: str, ip: str) -> bool:
+        """Whether the node has left the cluster, and its host does not say that nothing of Ray is left there."""
 
     async def serve_nodes(self) -> None:
         """See to it that every living node has its node actor."""
@@ -201,12 +202,14 @@ async def lost(
 ) -> InstanceLost:
     """Return that an instance is lost, and until when what it ran may run on.
 
-    A host that refuses connections is up without Ray, and then nothing of ours is left on it; of one that says nothing,
-    its fence is all that is known.
+    A host that refuses its raylet's port is up without Ray, and then nothing of ours is left on it; of another one, its
+    fence is all that is known.
     """
     item = job.instance(instance)
-    silent = await cluster.is_silent(item.node_id, item.ip)
-    return InstanceLost(clock(), job.attempt_id, instance, why, clock() + demands.FENCE_S if silent else None)
+    runs_on = await cluster.may_run_on(item.node_id, item.ip)
+    return InstanceLost(
+        clock(), job.attempt_id, instance, why, clock() + demands.FENCE_S if runs_on else None
+    )
 
 
 def _preparation(job: Job, name: str) -> Preparation:

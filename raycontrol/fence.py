@@ -1,7 +1,8 @@
 """The fence: an instance that cannot reach the head's host for too long ends, and with it all that it runs.
 
-Else what a host runs that was cut off would go on beside the next attempt, which starts elsewhere when this time is
-over (``lifecycle``). A thread looks, so that an event loop that hangs is fenced too.
+So does one whose node the cluster has given up, as it does when a raylet hangs, or is not one of the cluster that is
+there now. Else all that would go on beside the next attempt, which starts elsewhere when this time is over
+(``lifecycle``). A thread looks, so that an event loop that hangs is fenced too.
 """
 
 from __future__ import annotations
@@ -34,20 +35,32 @@ def answers(ip: str, port: int, timeout_s: float = CONNECT_S) -> bool:
     return True
 
 
+def refuses(ip: str, port: int, timeout_s: float = CONNECT_S) -> bool:
+    """Whether the host is there, and says that nobody listens at this port."""
+    try:
+        socket.create_connection((ip, port), timeout_s).close()
+    except OSError as error:
+        return error.errno in ANSWERS
+    return False
+
+
 class Fence:
-    """``reach`` says whether the head's host answers now; ``fall`` is called when it has not for ``limit_s``."""
+    """``reach`` says whether the head's host answers now; ``fall`` is called when it has not for ``limit_s``, and when
+    ``given_up`` says that the cluster does without this node."""
 
     def __init__(
         self,
         reach: Callable[[], bool],
         fall: Callable[[], None],
         limit_s: float = FENCE_S,
+        given_up: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._reach = reach
         self._fall = fall
         self._limit_s = limit_s
+        self._given_up = given_up
         self._clock = clock
         self._sleep = sleep
 
@@ -64,6 +77,10 @@ class Fence:
             looked = self._clock()
             if self._reach():
                 heard = looked
+                if self._given_up():
+                    log.critical("the cluster has given this node up: ending all that runs here")
+                    self._fall()
+                    return
             elif self._clock() - heard >= self._limit_s:
                 log.critical(
                     "the head's host has not answered for %g s: ending all that runs here", self._limit_s
@@ -73,7 +90,13 @@ class Fence:
             self._sleep(max(0.0, min(LOOK_S, heard + self._limit_s - self._clock())))
 
 
-def fence_off(gcs_address: str) -> None:
-    """Let this process end when the host of the head's GCS cannot be reached any more; its supervisors end all they run."""
-    host, _, port = gcs_address.rpartition(":")
-    Fence(lambda: answers(host.strip("[]"), int(port)), lambda: os._exit(1)).start()
+def fence_off(gcs_address: str, given_up: Callable[[], bool]) -> None:
+    """Let this process end when the host of the head's GCS cannot be reached any more, or the cluster has given its node
+    up; its supervisors end all they run."""
+    host, _, number = gcs_address.rpartition(":")
+    ip, port = host.strip("[]"), int(number)
+    Fence(
+        lambda: answers(ip, port),
+        lambda: os._exit(1),
+        given_up=lambda: not refuses(ip, port) and given_up(),
+    ).start()

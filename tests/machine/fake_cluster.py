@@ -123,7 +123,7 @@ class FakeCluster(Gangs):
     async def release(self, job: Job, last: bool, keep: bool) -> None:
         await self._act(f"release {job.attempt_id}", lambda: self.release_gang(job.attempt_id))
 
-    async def is_silent(self, node_id: str, ip: str) -> bool:
+    async def may_run_on(self, node_id: str, ip: str) -> bool:
         return node_id in self.silent
 
     async def serve_nodes(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from raycontrol.fence import LOOK_S, Fence, answers
+from raycontrol.fence import LOOK_S, Fence, answers, refuses
 
 
 class Head:
@@ -31,7 +31,7 @@ class Head:
         self.now += seconds
 
     def fence(self, limit_s: float) -> Fence:
-        return Fence(self.reach, self.fall, limit_s, lambda: self.now, self.sleep)
+        return Fence(self.reach, self.fall, limit_s, lambda: False, lambda: self.now, self.sleep)
 
 
 def looks(*runs: tuple[bool, int]) -> Iterator[bool]:
@@ -57,6 +57,22 @@ def test_looks_that_take_their_time_count_from_their_begin(look_s: float) -> Non
     head = Head(looks((True, 1), (False, 20)), look_s)
     head.fence(50).watch()
     assert head.fell_at is not None and 50 <= head.fell_at <= 50 + look_s
+
+
+def test_a_node_that_the_cluster_has_given_up_makes_the_fence_fall_at_once() -> None:
+    head = Head(looks((True, 3)))
+    given_up = iter([False, False, True])
+    Fence(head.reach, head.fall, 50, lambda: next(given_up), lambda: head.now, head.sleep).watch()
+    assert head.fell_at == 2 * LOOK_S
+
+
+def test_only_who_says_that_nobody_listens_refuses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert not refuses("127.0.0.1", port)
+    assert refuses("127.0.0.1", port)
+    with silent() as port:
+        assert not refuses("127.0.0.1", port, 0.2)
 
 
 def test_a_host_that_refuses_is_there_and_one_that_says_nothing_is_not() -> None:

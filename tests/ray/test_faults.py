@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from raycontrol import Client
+from raycontrol.actors import is_given_up
 from raycontrol.client import JobHandle
 from raycontrol.status import JobState, Reason
 from tests.ray.conftest import BIN, LocalRay
@@ -172,6 +173,14 @@ def test_what_no_job_is_at_is_removed_when_a_controller_starts(
     assert alive(pid) and job.info().state is JobState.RUNNING
     go.touch()
     assert ended(job).state is JobState.SUCCEEDED
+
+
+def test_a_node_is_given_up_by_a_ray_that_does_not_know_it_and_by_none_that_says_nothing(
+    cluster: LocalRay,
+) -> None:
+    (node,) = cluster.ask()["nodes"]
+    assert not is_given_up(cluster.address, node["id"])
+    assert is_given_up(cluster.address, "0" * len(node["id"]))
 
 
 class Stranger:

@@ -175,7 +175,7 @@ def test_the_next_attempt_waits_for_the_fence_of_a_host_that_says_nothing() -> N
 class Hasty(World):
     """Its controller takes Ray's word for it that a node is dead."""
 
-    def is_silent(self, node_id: str) -> bool:
+    def may_run_on(self, node_id: str) -> bool:
         return False
 
 

@@ -271,11 +271,11 @@ class World(Gangs):
 
     def _lost(self, attempt_id: str, name: str) -> None:
         node_id = self.job.instance(name).node_id
-        until = self.now() + FENCE_S if self.is_silent(node_id) else None
+        until = self.now() + FENCE_S if self.may_run_on(node_id) else None
         self._tell_later(lambda: InstanceLost(self.now(), attempt_id, name, "its actor died", until))
 
-    def is_silent(self, node_id: str) -> bool:
-        """Whether the node has left the cluster and its host does not answer."""
+    def may_run_on(self, node_id: str) -> bool:
+        """Whether the node has left the cluster, and its host does not say that nothing of Ray is left there."""
         return node_id not in self.rooms and self.cut_for(node_id) > 0
 
     def _place(self) -> None:
