@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._raylet import GcsClient, NodeID  # type: ignore[attr-defined]
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from raycontrol import nodeenv
@@ -216,9 +215,12 @@ class RayLinks:
 def is_given_up(gcs_address: str, node_id: str) -> bool:
     """Whether the Ray that is at this address now says that it has no such living node. Who says nothing gives nobody up.
 
-    A client of its own: that of this process speaks with the Ray that it began with only.
+    A client of its own: that of this process speaks with the Ray that it began with only. It is no public part of Ray, so
+    that one without it gives nobody up either.
     """
     try:
+        from ray._raylet import GcsClient, NodeID  # type: ignore[attr-defined]
+
         living: list[bool] = GcsClient(address=gcs_address).check_alive(
             [NodeID(bytes.fromhex(node_id))], timeout=CONNECT_S
         )
