@@ -197,7 +197,7 @@ async def set_priority(request: Request, job: ReorderedJob) -> JobInfo:
 )
 async def hold_job(request: Request, job: HeldJob) -> JobInfo:
     """Keep a waiting job from being started; 409 where it does not wait."""
-    return await _wish(request, job, Wish.HOLD, "held")
+    return await _wish(request, job, Wish.HOLD)
 
 
 @router.post(
@@ -207,7 +207,7 @@ async def hold_job(request: Request, job: HeldJob) -> JobInfo:
 )
 async def release_job(request: Request, job: ReleasedJob) -> JobInfo:
     """Let a job go that was held or suspended; one that is not stays as it is."""
-    return await _wish(request, job, Wish.RELEASE, "released")
+    return await _wish(request, job, Wish.RELEASE)
 
 
 @router.post(
@@ -217,7 +217,7 @@ async def release_job(request: Request, job: ReleasedJob) -> JobInfo:
 )
 async def suspend_job(request: Request, job: SuspendedJob) -> JobInfo:
     """Stop a job and keep it in the queue, held; the answer comes before it has stopped. 409 where it is ending."""
-    return await _wish(request, job, Wish.SUSPEND, "suspended")
+    return await _wish(request, job, Wish.SUSPEND)
 
 
 @router.post(
@@ -227,13 +227,13 @@ async def suspend_job(request: Request, job: SuspendedJob) -> JobInfo:
 )
 async def resume_job(request: Request, job: ResumedJob) -> JobInfo:
     """Let a suspended job go on, with another attempt; one that is not suspended stays as it is."""
-    return await _wish(request, job, Wish.RESUME, "resumed")
+    return await _wish(request, job, Wish.RESUME)
 
 
-async def _wish(request: Request, job: JobInfo, wish: Wish, done: str) -> JobInfo:
+async def _wish(request: Request, job: JobInfo, wish: Wish) -> JobInfo:
     hub = hub_of(request)
     wanted = await bodies.read_model(request, Why, hub.limits.body_bytes, hub.limits.body_s)
-    why = wanted.why or f"{done} by {_user(request)} over HTTP"
+    why = wanted.why or f"{wish.done} by {_user(request)} over HTTP"
     return await _if_its_state_allows(hub, lambda door: door.wish(job.id, wish, why))
 
 

@@ -380,30 +380,30 @@ class JobHandle:
 
     def hold(self) -> JobInfo:
         """Keep the waiting job from being started until it is released. Raises UsageError when it does not wait."""
-        return self._wish(Wish.HOLD, "held")
+        return self._wish(Wish.HOLD)
 
     def release(self) -> JobInfo:
         """Let a job go that was held or suspended; one that is not held stays as it is."""
-        return self._wish(Wish.RELEASE, "released")
+        return self._wish(Wish.RELEASE)
 
     def suspend(self) -> JobInfo:
         """Stop the job (TERM, its grace, KILL) and keep it in the queue, held, until it is resumed; returns before it has stopped.
 
         Its next attempt finds the same code and output folders. Raises UsageError when it is ending.
         """
-        return self._wish(Wish.SUSPEND, "suspended")
+        return self._wish(Wish.SUSPEND)
 
     def resume(self) -> JobInfo:
         """Let a suspended job go on, with another attempt."""
-        return self._wish(Wish.RESUME, "resumed")
+        return self._wish(Wish.RESUME)
 
     def set_priority(self, priority: int) -> JobInfo:
         """Give the waiting job another priority, 0 (highest) to 9. Raises UsageError when it does not wait."""
         user = self._client._settings.user
         return self._client._open().set_priority(self.id, priority, f"priority {priority}, by {user}")
 
-    def _wish(self, wish: Wish, done: str) -> JobInfo:
-        return self._client._open().wish(self.id, wish, f"{done} by {self._client._settings.user}")
+    def _wish(self, wish: Wish) -> JobInfo:
+        return self._client._open().wish(self.id, wish, f"{wish.done} by {self._client._settings.user}")
 
     def logs(
         self,

@@ -36,7 +36,7 @@ from raycontrol.actors import (
 from raycontrol.controller import Controller
 from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
-from raycontrol.fence import refuses
+from raycontrol.fence import Answer, knock
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Job
 from raycontrol.placement import Node as NodeRoom
@@ -322,7 +322,9 @@ def _may_run_on(node_id: str, ip: str) -> bool:
     """A raylet takes all along that runs under it. Ray gives one up that does not answer, be it alive; and of one of an
     earlier Ray it knows nothing."""
     node = next((node for node in ray_nodes() if node["NodeID"] == node_id), None)
-    return node is None or not (node["Alive"] or refuses(ip, node["NodeManagerPort"]))
+    if node is None:
+        return True
+    return not node["Alive"] and knock(ip, node["NodeManagerPort"]) is not Answer.REFUSED
 
 
 def _make_group(name: str, job: Job) -> PlacementGroup:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 
 from raycontrol.demands import FENCE_S
 
@@ -22,42 +23,41 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 CONNECT_S = 4.0
 
-ANSWERS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
-"""A host that refuses is there: a program of the head that is down harms nobody."""
+REFUSALS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 
 
-def answers(ip: str, port: int, timeout_s: float = CONNECT_S) -> bool:
-    """Whether the host answers a connection at all; refusing it is an answer."""
+class Answer(Enum):
+    """What a host says to a connection: nothing, that nobody listens at the port, or it takes it."""
+
+    NONE = "none"
+    REFUSED = "refused"
+    TAKEN = "taken"
+
+
+def knock(ip: str, port: int, timeout_s: float = CONNECT_S) -> Answer:
     try:
         socket.create_connection((ip, port), timeout_s).close()
     except OSError as error:
-        return error.errno in ANSWERS
-    return True
-
-
-def refuses(ip: str, port: int, timeout_s: float = CONNECT_S) -> bool:
-    """Whether the host is there, and says that nobody listens at this port."""
-    try:
-        socket.create_connection((ip, port), timeout_s).close()
-    except OSError as error:
-        return error.errno in ANSWERS
-    return False
+        return Answer.REFUSED if error.errno in REFUSALS else Answer.NONE
+    return Answer.TAKEN
 
 
 class Fence:
-    """``reach`` says whether the head's host answers now; ``fall`` is called when it has not for ``limit_s``, and when
-    ``given_up`` says that the cluster does without this node."""
+    """``ask`` says what the head's host answers now; ``fall`` is called when it has said nothing for ``limit_s``, and when
+    ``given_up`` says that the cluster does without this node. A host that refuses is there: a program of the head that is
+    down harms nobody.
+    """
 
     def __init__(
         self,
-        reach: Callable[[], bool],
+        ask: Callable[[], Answer],
         fall: Callable[[], None],
         limit_s: float = FENCE_S,
         given_up: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._reach = reach
+        self._ask = ask
         self._fall = fall
         self._limit_s = limit_s
         self._given_up = given_up
@@ -75,9 +75,10 @@ class Fence:
         heard = self._clock()
         while True:
             looked = self._clock()
-            if self._reach():
+            answer = self._ask()
+            if answer is not Answer.NONE:
                 heard = looked
-                if self._given_up():
+                if answer is Answer.TAKEN and self._given_up():
                     log.critical("the cluster has given this node up: ending all that runs here")
                     self._fall()
                     return
@@ -95,8 +96,4 @@ def fence_off(gcs_address: str, given_up: Callable[[], bool]) -> None:
     up; its supervisors end all they run."""
     host, _, number = gcs_address.rpartition(":")
     ip, port = host.strip("[]"), int(number)
-    Fence(
-        lambda: answers(ip, port),
-        lambda: os._exit(1),
-        given_up=lambda: not refuses(ip, port) and given_up(),
-    ).start()
+    Fence(lambda: knock(ip, port), lambda: os._exit(1), given_up=given_up).start()

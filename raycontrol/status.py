@@ -211,6 +211,11 @@ class Wish(Word):
     SUSPEND = "suspend"
     RESUME = "resume"
 
+    @property
+    def done(self) -> str:
+        """What has been done with the job then: held, suspended, …"""
+        return {"hold": "held", "release": "released", "suspend": "suspended", "resume": "resumed"}[self]
+
 
 class QueueEntry(Model):
     """A job in the queue. ``position`` counts from 1 over the jobs of everybody; ``why`` says what it waits for."""

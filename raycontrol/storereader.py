@@ -11,7 +11,7 @@ from raycontrol.access import Identity
 from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
 from raycontrol.hardware import InstanceUsage
-from raycontrol.jobrows import read_info, read_infos, read_job
+from raycontrol.jobrows import read_info, read_infos
 from raycontrol.readers import ClusterDoor, completed
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.store import JobRow, Store
@@ -109,12 +109,10 @@ class StoreReader:
     def prune(self, job_ids: Sequence[str]) -> None:
         if self._store is None:
             return
-        doomed = set(job_ids)
-        in_use = {read_job(row).package for row in self._store.jobs() if row.id not in doomed}
         for job_id in job_ids:
             completed(self._archive.remove_job(job_id))
-        completed(self._archive.remove_packages({digest for digest in in_use if digest}))
         self._store.remove(job_ids)
+        completed(self._archive.remove_packages(self._store.packages()))
 
     @property
     def _store(self) -> Store | None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from raycontrol.fence import LOOK_S, Fence, answers, refuses
+from raycontrol.fence import LOOK_S, Answer, Fence, knock
 
 
 class Head:
@@ -20,9 +20,9 @@ class Head:
         self.now = 0.0
         self.fell_at: float | None = None
 
-    def reach(self) -> bool:
+    def ask(self) -> Answer:
         self.now += self._look_s
-        return next(self._there)
+        return Answer.TAKEN if next(self._there) else Answer.NONE
 
     def fall(self) -> None:
         self.fell_at = self.now
@@ -31,7 +31,7 @@ class Head:
         self.now += seconds
 
     def fence(self, limit_s: float) -> Fence:
-        return Fence(self.reach, self.fall, limit_s, lambda: False, lambda: self.now, self.sleep)
+        return Fence(self.ask, self.fall, limit_s, lambda: False, lambda: self.now, self.sleep)
 
 
 def looks(*runs: tuple[bool, int]) -> Iterator[bool]:
@@ -62,26 +62,26 @@ def test_looks_that_take_their_time_count_from_their_begin(look_s: float) -> Non
 def test_a_node_that_the_cluster_has_given_up_makes_the_fence_fall_at_once() -> None:
     head = Head(looks((True, 3)))
     given_up = iter([False, False, True])
-    Fence(head.reach, head.fall, 50, lambda: next(given_up), lambda: head.now, head.sleep).watch()
+    Fence(head.ask, head.fall, 50, lambda: next(given_up), lambda: head.now, head.sleep).watch()
     assert head.fell_at == 2 * LOOK_S
 
 
-def test_only_who_says_that_nobody_listens_refuses() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert not refuses("127.0.0.1", port)
-    assert refuses("127.0.0.1", port)
-    with silent() as port:
-        assert not refuses("127.0.0.1", port, 0.2)
+def test_a_head_without_ray_gives_nobody_up() -> None:
+    head = Head(looks((False, 11)))
+    answers = iter([Answer.REFUSED, Answer.REFUSED])
+    Fence(
+        lambda: next(answers, None) or head.ask(), head.fall, 50, lambda: True, lambda: head.now, head.sleep
+    ).watch()
+    assert head.fell_at == LOOK_S + 50
 
 
-def test_a_host_that_refuses_is_there_and_one_that_says_nothing_is_not() -> None:
+def test_a_host_takes_a_connection_or_refuses_it_or_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert answers("127.0.0.1", port)
-    assert answers("127.0.0.1", port)  # nobody listens any more
+        assert knock("127.0.0.1", port) is Answer.TAKEN
+    assert knock("127.0.0.1", port) is Answer.REFUSED
     with silent() as port:
-        assert not answers("127.0.0.1", port, 0.2)
+        assert knock("127.0.0.1", port, 0.2) is Answer.NONE
 
 
 @contextmanager
