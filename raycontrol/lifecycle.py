@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from raycontrol import transports, verdicts
+from raycontrol import transports, verdicts, wishes
 from raycontrol.demands import BROKEN_S, FENCE_S, PLACING_S, deadline, duties
 from raycontrol.errors import PlanError
 from raycontrol.events import (
@@ -53,10 +53,11 @@ from raycontrol.events import (
 )
 from raycontrol.job import Broken, Instance, Job, plan_of
 from raycontrol.parts import decided, known_plan, left_early, still_finishing
-from raycontrol.retries import ENDS, Budget, again, suspects
+from raycontrol.retries import ENDS, Budget, again, suspects, will_be_tried_again
 from raycontrol.spec import members
 from raycontrol.status import AttemptInfo, InstanceState, JobState, Note, Reason, Verdict
 from raycontrol.stopping import (
+    Change,
     acquit,
     blame_earlier,
     blame_service,
@@ -100,8 +101,6 @@ def advance(job: Job, event: JobEvent) -> Step:
 
 
 # Handlers: one per kind of event; each returns the changed job and what to tell, or None when nothing changes.
-
-Change = tuple[Job, str | None] | None
 
 
 def _chosen(job: Job, event: NodesChosen) -> Change:
@@ -350,79 +349,6 @@ def _on_the_same_nodes(job: Job, at: float) -> Change:
     return _placed(replace(_next(job), group=job.group_id), instances, at), "on the same nodes again"
 
 
-def _stop_requested(job: Job, event: StopRequested) -> Change:
-    verdict = Verdict(reason=Reason.STOP_REQUESTED, summary=event.why)
-    if job.state is not JobState.STOPPING:
-        stopped, message = stop(job, event.at, verdict, because=event.why)
-        return replace(stopped, forced=event.force), message
-    if job.after in (JobState.QUEUED, JobState.PLACING):
-        if event.force and not job.forced:
-            job = replace(job, forced=True, since=event.at)
-        if job.verdict is not None and ENDS[job.verdict.reason].after is JobState.FAILED:
-            job = replace(job, after=JobState.FAILED, unwanted=True, not_before=None)
-            return job, f"stop requested: {event.why}; there will be no further attempt"
-        job = replace(job, after=JobState.STOPPED, reason=Reason.STOP_REQUESTED, verdict=verdict)
-        return job, f"stop requested: {event.why}"
-    if event.force and not job.forced:
-        job = replace(job, forced=True, since=event.at, finish_by=None, unwanted=True)
-        return job, f"forced: {event.why}"
-    if job.finish_by is not None:
-        return replace(job, since=event.at, finish_by=None), f"stop requested: {event.why}"
-    if _will_be_tried_again(job):
-        return replace(job, unwanted=True), f"stop requested: {event.why}; there will be no further attempt"
-    return None
-
-
-def _held(job: Job, event: Held) -> Change:
-    if job.state is not JobState.QUEUED or job.held is not None:
-        return None
-    return replace(job, held=event.why, pending=event.why, reason=Reason.HELD), event.why
-
-
-def _let_go(job: Job, event: LetGo) -> Change:
-    if job.held is None:
-        return None
-    job = replace(job, held=None, pending=None)
-    if job.state is JobState.QUEUED:
-        job = replace(job, reason=Reason.WAITING, queued_at=event.at)
-    return job, event.why
-
-
-def _suspended(job: Job, event: Suspended) -> Change:
-    if job.held is not None:
-        return None
-    match job.state:
-        case JobState.QUEUED:
-            return _held(job, Held(event.at, event.why))
-        case JobState.STOPPING if job.after in (JobState.QUEUED, JobState.PLACING):
-            return replace(job, held=event.why, after=JobState.QUEUED), event.why
-        case JobState.STOPPING if _will_be_tried_again(job):
-            return replace(job, held=event.why), event.why
-        case JobState.STOPPING:
-            return None
-    verdict = Verdict(reason=Reason.SUSPENDED, summary=event.why)
-    stopped, message = stop(job, event.at, verdict, because=event.why)
-    return replace(stopped, held=event.why), message
-
-
-def _preempted(job: Job, event: Preempted) -> Change:
-    if job.state in (JobState.QUEUED, JobState.STOPPING):
-        return None
-    why = f"makes room for {event.for_job}, which has a higher priority"
-    return stop(job, event.at, Verdict(reason=Reason.PREEMPTED, summary=why), because=why)
-
-
-def _priority_changed(job: Job, event: PriorityChanged) -> Change:
-    if job.state is not JobState.QUEUED or job.spec.priority == event.priority:
-        return None
-    return replace(job, spec=job.spec.model_copy(update={"priority": event.priority})), event.why
-
-
-def _will_be_tried_again(job: Job) -> bool:
-    failing = job.state is JobState.STOPPING and job.after is JobState.FAILED
-    return failing and not job.unwanted and again(job) is not None
-
-
 def _time_passed(job: Job, event: TimePassed) -> Change:
     limit = deadline(job)
     if limit is None or event.at < limit:
@@ -466,12 +392,12 @@ _HANDLERS: dict[type, Callable[..., Change]] = {
     InstanceClosed: _closed,
     InstanceLost: _lost,
     NodesReleased: _released,
-    StopRequested: _stop_requested,
-    Held: _held,
-    LetGo: _let_go,
-    Suspended: _suspended,
-    Preempted: _preempted,
-    PriorityChanged: _priority_changed,
+    StopRequested: wishes.stop_requested,
+    Held: wishes.held,
+    LetGo: wishes.let_go,
+    Suspended: wishes.suspended,
+    Preempted: wishes.preempted,
+    PriorityChanged: wishes.priority_changed,
     TimePassed: _time_passed,
 }
 
@@ -491,7 +417,7 @@ def _settle(job: Job, at: float) -> Change:
             return succeed(job, at)
         case JobState.STOPPING if job.finish_by is not None and not still_finishing(job):
             return replace(job, finish_by=None, since=at), None
-        case JobState.STOPPING if _will_be_tried_again(job) and all(item.closed for item in job.instances):
+        case JobState.STOPPING if will_be_tried_again(job) and all(item.closed for item in job.instances):
             return _try_again(job, at)
         case _:
             return None

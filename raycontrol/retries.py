@@ -91,6 +91,12 @@ def again(job: Job) -> Again | None:
     return Again(budget, used + 1, most, pause_s, keeps_nodes)
 
 
+def will_be_tried_again(job: Job) -> bool:
+    """Whether the job is failing, as far as is known, and another attempt follows."""
+    failing = job.state is JobState.STOPPING and job.after is JobState.FAILED
+    return failing and not job.unwanted and again(job) is not None
+
+
 def budget_of(verdict: Verdict, retry: Retry) -> Budget:
     """Return which budget an end is counted in; of a program, its exit code may decide (a signal's is 128 and its number)."""
     budget = ENDS[verdict.reason].budget

@@ -11,6 +11,9 @@ from raycontrol.parts import Left, decided, known_plan, left_early, still_finish
 from raycontrol.retries import ENDS
 from raycontrol.status import InstanceState, JobState, Reason, Verdict
 
+Change = tuple[Job, str | None] | None
+"""What an event makes of a job, and what to tell; None: nothing."""
+
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""
 
