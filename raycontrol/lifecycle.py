@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from raycontrol import transports, verdicts, wishes
+from raycontrol import attempts, transports, verdicts, wishes
 from raycontrol.demands import BROKEN_S, FENCE_S, PLACING_S, deadline, duties
 from raycontrol.errors import PlanError
 from raycontrol.events import (
@@ -53,10 +53,11 @@ from raycontrol.events import (
 )
 from raycontrol.job import Broken, Instance, Job, plan_of
 from raycontrol.parts import decided, known_plan, left_early, still_finishing
-from raycontrol.retries import ENDS, Budget, again, suspects, will_be_tried_again
+from raycontrol.retries import will_be_tried_again
 from raycontrol.spec import members
-from raycontrol.status import AttemptInfo, InstanceState, JobState, Note, Reason, Verdict
+from raycontrol.status import InstanceState, JobState, Note, Reason, Verdict
 from raycontrol.stopping import (
+    DECIDED,
     Change,
     acquit,
     blame_earlier,
@@ -69,9 +70,6 @@ from raycontrol.stopping import (
     stop_left,
     succeed,
 )
-
-PAST_KEPT = 20
-"""So many attempts that have ended are told of, the last ones."""
 
 
 class Step(NamedTuple):
@@ -110,23 +108,8 @@ def _chosen(job: Job, event: NodesChosen) -> Change:
         Instance(member.name, member.group, member.role, member.index, room.node_id, room.node_name, room.ip)
         for member, room in zip(members(job.spec), event.assignments, strict=True)
     )
-    placed = _placed(replace(job, pending=None, not_before=None, group=None), instances, event.at)
+    placed = attempts.placed(replace(job, pending=None, not_before=None, group=None), instances, event.at)
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
-
-
-def _placed(job: Job, instances: tuple[Instance, ...], at: float) -> Job:
-    """Enter PLACING, with a name that was never used."""
-    return replace(
-        job.entered(JobState.PLACING, Reason.PLACED, at),
-        placed_at=at,
-        reservation=job.reservation + 1,
-        instances=instances,
-        stage=0,
-        broken=None,
-        failed_worlds=(),
-        finish_by=None,
-        relieved=False,
-    )
 
 
 def _deferred(job: Job, event: PlacementDeferred) -> Change:
@@ -272,7 +255,7 @@ def _lost(job: Job, event: InstanceLost) -> Change:
     if instance.state is InstanceState.LOST or instance.closed:
         return None
     lost = job.with_instance(event.instance, state=InstanceState.LOST, closed=True, note=event.why)
-    lost = replace(lost, fenced_until=_later(job.fenced_until, event.until))
+    lost = replace(lost, fenced_until=attempts.later(job.fenced_until, event.until))
     told = f"{event.instance} on {instance.node_name} was lost: {event.why}"
     if job.state is JobState.STOPPING:
         return lost, told
@@ -290,63 +273,14 @@ def _released(job: Job, event: NodesReleased) -> Change:
         return None
     match job.after:
         case JobState.PLACING if event.kept:
-            return _on_the_same_nodes(_recorded(job, event.at), event.at)
+            return attempts.on_the_same_nodes(attempts.recorded(job, event.at), event.at)
         case JobState.QUEUED | JobState.PLACING:
-            return _back_in_the_queue(_recorded(job, event.at), event.at)
+            return attempts.back_in_the_queue(attempts.recorded(job, event.at), event.at)
         case final:
-            job = _recorded(job, event.at)
-            summary = job.verdict.summary if job.verdict else "every start command that decides exited 0"
+            job = attempts.recorded(job, event.at)
+            summary = job.verdict.summary if job.verdict else DECIDED
             ended = job.entered(final, job.reason, event.at)
             return replace(ended, ended_at=event.at, after=None, pending=None, held=None), summary
-
-
-def _recorded(job: Job, at: float) -> Job:
-    """Put the attempt that has ended to those that are past; one that never began is none."""
-    if not _has_begun(job):
-        return job
-    told = AttemptInfo(
-        number=job.attempt,
-        outcome=ENDS[job.reason].outcome,
-        reason=job.reason,
-        summary=job.verdict.summary if job.verdict else "every start command that decides exited 0",
-        exit_code=job.verdict.exit_code if job.verdict else 0,
-        nodes=tuple(item.node_name for item in job.instances),
-        ended_at=at,
-    )
-    return replace(job, past=(*job.past, told)[-PAST_KEPT:])
-
-
-def _has_begun(job: Job) -> bool:
-    return any(item.facts is not None for item in job.instances)
-
-
-def _next(job: Job) -> Job:
-    """Forget how the attempt has ended."""
-    number = job.attempt + 1 if _has_begun(job) else job.attempt
-    return replace(job, attempt=number, after=None, forced=False, verdict=None, failed_at=None)
-
-
-def _back_in_the_queue(job: Job, at: float) -> Change:
-    waits = job.entered(JobState.QUEUED, Reason.WAITING if job.held is None else Reason.HELD, at)
-    queued_at = at if _has_begun(job) else job.queued_at
-    visited = tuple(dict.fromkeys([*job.visited, *(item.node_id for item in job.instances)]))
-    queued = replace(
-        _next(waits), instances=(), queued_at=queued_at, group=None, pending=job.held, visited=visited
-    )
-    queued = replace(queued, not_before=_later(job.not_before, job.fenced_until), fenced_until=None)
-    return queued, "back in the queue" + (f": {job.held}" if job.held else "")
-
-
-def _later(one: float | None, other: float | None) -> float | None:
-    return max((at for at in (one, other) if at is not None), default=None)
-
-
-def _on_the_same_nodes(job: Job, at: float) -> Change:
-    instances = tuple(
-        Instance(item.name, item.group, item.role, item.index, item.node_id, item.node_name, item.ip)
-        for item in job.instances
-    )
-    return _placed(replace(_next(job), group=job.group_id), instances, at), "on the same nodes again"
 
 
 def _time_passed(job: Job, event: TimePassed) -> Change:
@@ -363,7 +297,9 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
         case JobState.STOPPING if not job.forced:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
-            given_up = replace(give_up(job), fenced_until=_later(job.fenced_until, event.at + FENCE_S))
+            given_up = replace(
+                give_up(job), fenced_until=attempts.later(job.fenced_until, event.at + FENCE_S)
+            )
             return given_up, "instances that do not answer are given up as lost"
         case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
             return stop_broken(job, job.fault, event.at)
@@ -418,25 +354,9 @@ def _settle(job: Job, at: float) -> Change:
         case JobState.STOPPING if job.finish_by is not None and not still_finishing(job):
             return replace(job, finish_by=None, since=at), None
         case JobState.STOPPING if will_be_tried_again(job) and all(item.closed for item in job.instances):
-            return _try_again(job, at)
+            return attempts.try_again(job, at)
         case _:
             return None
-
-
-def _try_again(job: Job, at: float) -> Change:
-    """Only now it is known why the attempt has failed: news of what had happened before may have come until now."""
-    following = again(job)
-    assert following is not None
-    counted = following.budget is Budget.PROGRAM
-    job = replace(
-        job,
-        after=JobState.PLACING if following.keeps_nodes else JobState.QUEUED,
-        retries=job.retries + counted,
-        infra_retries=job.infra_retries + (not counted),
-        not_before=at + following.pause_s if following.pause_s else None,
-        avoided=suspects(job),
-    )
-    return job, str(following)
 
 
 def _begin(job: Job, at: float) -> Change:

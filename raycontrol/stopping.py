@@ -14,6 +14,8 @@ from raycontrol.status import InstanceState, JobState, Reason, Verdict
 Change = tuple[Job, str | None] | None
 """What an event makes of a job, and what to tell; None: nothing."""
 
+DECIDED = "every start command that decides exited 0"
+"""What is told of an attempt that has succeeded."""
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""
 
@@ -46,7 +48,7 @@ def stop_left(job: Job, left: Left, at: float) -> tuple[Job, str]:
 
 def succeed(job: Job, at: float) -> tuple[Job, str]:
     """Enter STOPPING as a success; those that may finish get their time."""
-    told = "every start command that decides exited 0"
+    told = DECIDED
     stopping = replace(job, after=JobState.SUCCEEDED).entered(JobState.STOPPING, Reason.COMPLETED, at)
     finish_s = known_plan(job).finish_s
     finishing = ", ".join(item.name for item in still_finishing(job))

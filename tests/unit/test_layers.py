@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
     "words": "access cursors errors hardware presets raysettings spec specfaults specfile specparts specrules status version wording",
-    "thought": "backends demands doctor events gate job lifecycle parts placement plan promises queue queuejobs rdma retention retries room stopping transports verdicts wishes",
+    "thought": "attempts backends demands doctor events gate job lifecycle parts placement plan promises queue queuejobs rdma retention retries room stopping transports verdicts wishes",
     "machine": (
         "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping steadyclock "
         "ports raynodes raystart samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
