@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from raycontrol.api import (
+    changeroutes,
     clusterroutes,
     healthroutes,
     jobroutes,
@@ -48,7 +49,7 @@ from raycontrol.readers import ServerDoor
 from raycontrol.spec import JobSpec
 from raycontrol.version import __version__
 
-ROUTES = (jobroutes, logroutes, packageroutes, clusterroutes, tokenroutes, healthroutes)
+ROUTES = (jobroutes, changeroutes, logroutes, packageroutes, clusterroutes, tokenroutes, healthroutes)
 BODIES = (models.NewJob, models.Stop, models.LogRead, models.SpecOnly, models.NewToken)
 OPEN = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What needs no token: it tells nothing of jobs."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
 
 from raycontrol.api.calls import Calls
 from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.uploads import Uploads
+from raycontrol.readers import ServerDoor
 
 if TYPE_CHECKING:
     from raycontrol.api.answers import Answers
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from raycontrol.api.watchers import Watchers
     from raycontrol.status import JobInfo
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Hub:
-    """``home`` is RAYCONTROL_HOME on the head,; ``package_cap_bytes`` limits an upload.
+    """``home`` is RAYCONTROL_HOME on the head; ``package_cap_bytes`` limits an upload.
 
     ``glances`` are jobs that are looked at in passing, ``listings`` pages of the list, ``sizes`` the bytes
     that each job keeps. ``refusals`` are those of each token that the audit still takes.
@@ -43,6 +47,14 @@ class Hub:
     audits: Audits
     refusals: Buckets
     uploads: Uploads
+
+    async def change(self, work: Callable[[ServerDoor], T]) -> T:
+        """Have something changed. Who asks after that is shown it, also where nobody can say that it was done."""
+        try:
+            return await self.calls.change(work)
+        finally:
+            self.glances.forget()
+            self.listings.forget()
 
 
 def hub_of(request: Request) -> Hub:

@@ -1,9 +1,9 @@
-"""Routes about jobs: submit, list, look at, stop, remove; their events, plans and usage."""
+"""Routes about jobs: submit, list, look at; their events, plans and usage."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -16,21 +16,20 @@ from raycontrol.api.described import EVENT, PREFIX, PROBLEMS, TEXT, gives, takes
 from raycontrol.api.guards import Guard, JobGuard, own_only, shut_out
 from raycontrol.api.hubs import Hub, hub_of
 from raycontrol.api.listings import NO_JOBS, Listing
-from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, NewPriority, SpecOnly, Stop, Why
+from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, SpecOnly
 from raycontrol.api.pages import place_of
 from raycontrol.api.plans import stored_plan
-from raycontrol.api.problems import Conflict, NoSuchRange, Unfit, UnknownMedia
+from raycontrol.api.problems import NoSuchRange, Unfit, UnknownMedia
 from raycontrol.api.sse import BEAT, BEAT_S, begin, end_event, event
 from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.client import new_job_id
-from raycontrol.errors import Fault, UsageError
+from raycontrol.errors import Fault
 from raycontrol.hardware import InstanceUsage
 from raycontrol.job import Submission, checked_id
-from raycontrol.readers import ServerDoor
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, InstanceInfo, JobInfo, JobState, Wish
+from raycontrol.status import Event, InstanceInfo, JobInfo, JobState
 from raycontrol.version import __version__
 
 router = APIRouter(prefix=PREFIX, tags=["jobs"], responses=PROBLEMS)
@@ -45,14 +44,7 @@ Submitter = Annotated[Identity, Depends(Guard(Action.SUBMIT, "submit"))]
 Asker = Annotated[Identity, Depends(Guard(Action.SUBMIT))]
 Viewer = Annotated[Identity, Depends(Guard(Action.READ_JOB))]
 SeenJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB))]
-StoppedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "stop"))]
-HeldJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "hold"))]
-ReleasedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "release"))]
-SuspendedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "suspend"))]
-ResumedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "resume"))]
-ReorderedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "priority"))]
 WholeJob = Annotated[JobInfo, Depends(JobGuard(Action.READ_JOB, whole=True))]
-DeletedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "delete"))]
 After = Annotated[int, Query(ge=0, le=2**62, description="The `seq` of the last event that is known.")]
 Attempt = Annotated[int | None, Query(ge=0, le=1_000_000, description="By default the current one.")]
 
@@ -91,7 +83,7 @@ async def submit(
         request_id=visit.request_id,
         origin=visit.origin,
     )
-    job, new = await _changed(hub, lambda door: door.take_in(submission))
+    job, new = await hub.change(lambda door: door.take_in(submission))
     visit.target = job.id
     response.headers["Location"] = f"{PREFIX}/jobs/{job.id}"
     response.status_code = 201 if new else 200
@@ -149,106 +141,6 @@ async def doubts(request: Request, _: Asker) -> Doubts:
 async def get_job(job: WholeJob) -> JobInfo:
     """Show a job."""
     return job
-
-
-@router.delete("/jobs/{job_id}", status_code=204)
-async def delete_job(request: Request, job: DeletedJob) -> Response:
-    """Remove an ended job with all it kept: events, logs, outputs."""
-    if not job.over:
-        raise Conflict(f"job {job.id!r} is {job.state}; stop it before it is removed")
-    hub = hub_of(request)
-    try:
-        await _changed(hub, lambda door: door.prune([job.id]))
-    finally:
-        hub.sizes.forget()
-    return Response(status_code=204)
-
-
-@router.post(
-    "/jobs/{job_id}/stop",
-    response_model=JobInfo,
-    openapi_extra=takes(("application/json", Stop), required=False),
-)
-async def stop_job(request: Request, job: StoppedJob) -> JobInfo:
-    """Ask a job to stop; the answer comes before it has. One that has ended stays as it is."""
-    hub = hub_of(request)
-    wanted = await bodies.read_model(request, Stop, hub.limits.body_bytes, hub.limits.body_s)
-    why = wanted.why or f"stopped by {_user(request)} over HTTP"
-    return await _changed(hub, lambda door: door.stop(job.id, why, wanted.force))
-
-
-@router.put(
-    "/jobs/{job_id}/priority",
-    response_model=JobInfo,
-    openapi_extra=takes(("application/json", NewPriority)),
-)
-async def set_priority(request: Request, job: ReorderedJob) -> JobInfo:
-    """Give a waiting job another priority; 409 where it does not wait."""
-    hub = hub_of(request)
-    wanted = await bodies.read_model(request, NewPriority, hub.limits.body_bytes, hub.limits.body_s)
-    why = wanted.why or f"priority {wanted.priority}, by {_user(request)} over HTTP"
-    return await _if_its_state_allows(hub, lambda door: door.set_priority(job.id, wanted.priority, why))
-
-
-@router.post(
-    "/jobs/{job_id}/hold",
-    response_model=JobInfo,
-    openapi_extra=takes(("application/json", Why), required=False),
-)
-async def hold_job(request: Request, job: HeldJob) -> JobInfo:
-    """Keep a waiting job from being started; 409 where it does not wait."""
-    return await _wish(request, job, Wish.HOLD)
-
-
-@router.post(
-    "/jobs/{job_id}/release",
-    response_model=JobInfo,
-    openapi_extra=takes(("application/json", Why), required=False),
-)
-async def release_job(request: Request, job: ReleasedJob) -> JobInfo:
-    """Let a job go that was held or suspended; one that is not stays as it is."""
-    return await _wish(request, job, Wish.RELEASE)
-
-
-@router.post(
-    "/jobs/{job_id}/suspend",
-    response_model=JobInfo,
-    openapi_extra=takes(("application/json", Why), required=False),
-)
-async def suspend_job(request: Request, job: SuspendedJob) -> JobInfo:
-    """Stop a job and keep it in the queue, held; the answer comes before it has stopped. 409 where it is ending."""
-    return await _wish(request, job, Wish.SUSPEND)
-
-
-@router.post(
-    "/jobs/{job_id}/resume",
-    response_model=JobInfo,
-    openapi_extra=takes(("application/json", Why), required=False),
-)
-async def resume_job(request: Request, job: ResumedJob) -> JobInfo:
-    """Let a suspended job go on, with another attempt; one that is not suspended stays as it is."""
-    return await _wish(request, job, Wish.RESUME)
-
-
-async def _wish(request: Request, job: JobInfo, wish: Wish) -> JobInfo:
-    hub = hub_of(request)
-    wanted = await bodies.read_model(request, Why, hub.limits.body_bytes, hub.limits.body_s)
-    why = wanted.why or f"{wish.done} by {_user(request)} over HTTP"
-    return await _if_its_state_allows(hub, lambda door: door.wish(job.id, wish, why))
-
-
-async def _if_its_state_allows(hub: Hub, change: Callable[[ServerDoor], JobInfo]) -> JobInfo:
-    """Return the job as it is now; raises Conflict where its state does not allow the change."""
-    try:
-        return await _changed(hub, change)
-    except UsageError as error:
-        raise Conflict(str(error)) from None
-
-
-def _user(request: Request) -> str:
-    identity = visit_of(request).identity
-    assert identity is not None
-    return identity.user
 
 
 @router.get("/jobs/{job_id}/instances", response_model=list[InstanceInfo])
@@ -359,15 +251,6 @@ async def _until_news(watcher: Watcher, after: int, mark: Mark, wait_s: float) -
         mark = watcher.mark()
         if watcher.over or any(item.seq > after for item in watcher.events):
             return
-
-
-async def _changed(hub: Hub, work: Callable[[ServerDoor], T]) -> T:
-    """Have something changed. Who asks after that is shown it, also where nobody can say that it was done."""
-    try:
-        return await hub.calls.change(work)
-    finally:
-        hub.glances.forget()
-        hub.listings.forget()
 
 
 def _read(kind: str, body: bytes, job_id: str | None, package: str | None) -> tuple[NewJob, JobSpec]:
