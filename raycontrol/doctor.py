@@ -27,7 +27,7 @@ from raycontrol.hardware import (
 )
 from raycontrol.raysettings import SETTINGS, RaySetting, Reader
 from raycontrol.status import Model, Word
-from raycontrol.wording import GIB, size, some
+from raycontrol.wording import GIB, counted, size, some
 
 FULL_DISK_BYTES = 1 * GIB
 TIGHT_DISK_BYTES = 5 * GIB
@@ -138,7 +138,7 @@ def _bus(patient: Patient) -> Finding:
     idle = facts.driver.idle_devices
     if not idle:
         return _ok(_models(facts.gpus) if facts.gpus else "each has a driver in the kernel")
-    found = f"{_count(len(idle), 'NVIDIA device')} without a working driver: {some(idle)}"
+    found = f"{counted(len(idle), 'NVIDIA device')} without a working driver: {some(idle)}"
     advice = "install NVIDIA's driver and load it (`modprobe nvidia`); `lspci -k` shows which driver has them"
     return _warn(found, advice) if facts.gpus else _fail(found, advice)
 
@@ -160,23 +160,23 @@ def _in_ray(patient: Patient) -> Finding:
     node, found = patient.node, len(patient.facts.gpus)
     if not node.total:
         return _skipped("no Ray was asked")
-    counted = node.total.get("GPU", 0.0)
-    if counted == found:
-        return _ok(f"{counted:g}, as the driver") if found else _skipped("no GPU here, and none in Ray")
+    by_ray = node.total.get("GPU", 0.0)
+    if by_ray == found:
+        return _ok(f"{by_ray:g}, as the driver") if found else _skipped("no GPU here, and none in Ray")
     if any(gpu.mig for gpu in patient.facts.gpus):
-        return _skipped(f"Ray counts {counted:g}; with MIG that is not compared")
+        return _skipped(f"Ray counts {by_ray:g}; with MIG that is not compared")
     if not _has_nvidia(patient.facts):
         return _warn(
-            f"Ray counts {_count(counted, 'GPU')}, but this node has none: logical GPUs",
+            f"Ray counts {counted(by_ray, 'GPU')}, but this node has none: logical GPUs",
             "good for trying things out; else start this node's Ray without --num-gpus",
         )
-    if counted < found:
+    if by_ray < found:
         return _warn(
-            f"Ray counts {_count(counted, 'GPU')}, the driver {found}",
+            f"Ray counts {counted(by_ray, 'GPU')}, the driver {found}",
             "jobs never get the others: start this node's Ray without --num-gpus and CUDA_VISIBLE_DEVICES",
         )
     return _fail(
-        f"Ray counts {_count(counted, 'GPU')}, the driver {found}",
+        f"Ray counts {counted(by_ray, 'GPU')}, the driver {found}",
         "jobs are given GPUs that are not there: mend the driver, or start this node's Ray with "
         f"--num-gpus {found}",
     )
@@ -481,7 +481,7 @@ def _lookups(patient: Patient) -> Finding:
         return _skipped("no other node was looked up")
     slowest = max(lookups, key=lambda lookup: lookup.seconds)
     if slowest.seconds <= SLOW_LOOKUP_S:
-        return _ok(f"{_count(len(lookups), 'peer')}, the slowest in {slowest.seconds:.2f} s")
+        return _ok(f"{counted(len(lookups), 'peer')}, the slowest in {slowest.seconds:.2f} s")
     return _warn(
         f"name look-ups on this node take {slowest.seconds:.2g} s ({slowest.ip})",
         "torch's TCPStore, Ray Train and horovodrun look up every peer; add the peers to /etc/hosts or mend DNS",
@@ -519,10 +519,6 @@ _VERSIONS: dict[str, Callable[[NodeFacts], str | None]] = {
 
 
 # Words.
-
-
-def _count(number: float, noun: str) -> str:
-    return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
 def _models(gpus: Sequence[Gpu]) -> str:

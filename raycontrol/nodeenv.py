@@ -17,10 +17,15 @@ def raylet_environment(raylet_pid: int) -> dict[str, str]:
     It is what the person who ran ``ray start`` had set up for this node: PATH, modules, proxies, locale. The
     environment of a Ray worker is not used: Ray adds to it (facts in docs/environment.md).
     """
-    raw = Path(f"/proc/{raylet_pid}/environ").read_bytes()
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
-    environment = without_ray({os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs})
+    environment = without_ray(started_with(Path(f"/proc/{raylet_pid}")))
     return {name: value for name, value in environment.items() if not name.startswith(BATCH_STEP)}
+
+
+def started_with(process: Path) -> dict[str, str]:
+    """Return the environment that a process was started with, by its folder in /proc; raises OSError."""
+    entries = (process / "environ").read_bytes().split(b"\0")
+    pairs = (entry.partition(b"=") for entry in entries if b"=" in entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def without_ray(environment: Mapping[str, str]) -> dict[str, str]:

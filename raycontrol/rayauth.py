@@ -41,10 +41,8 @@ def _ask(address: str) -> None:
         from ray._private.grpc_utils import init_grpc_channel
         from ray.core.generated import gcs_service_pb2_grpc as services
         from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # type: ignore[attr-defined]
-    except (
-        ImportError
-    ):  # they are no promise of Ray's; without them `ray.init` tells what is wrong, in its own way
-        return
+    except ImportError:
+        return  # they are no promise of Ray's; without them `ray.init` tells what is wrong, in its own way
     with init_grpc_channel(address) as channel:
         gcs = services.NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]
         gcs.GetClusterId(GetClusterIdRequest(), timeout=ASK_S)

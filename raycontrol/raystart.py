@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from raycontrol.hardware import RayStart
+from raycontrol.nodeenv import started_with
 from raycontrol.raysettings import STORAGE, known
 from raycontrol.sysfiles import matching
 
@@ -22,7 +23,7 @@ def ray_start(raylet_pid: int, node_id: str, proc: Path = PROC) -> RayStart | No
     if raylet is None:
         return None
     for folder in (proc / pid for pid in matching(proc, r"\d+")):
-        command = _strings(folder / "cmdline")
+        command = _command(folder)
         if command and _is_gcs_of(node_id, command) and (gcs := _environment(folder)) is not None:
             return RayStart(raylet=known(raylet), gcs=known(gcs), storage=_storage(command, gcs))
     return RayStart(raylet=known(raylet))
@@ -41,16 +42,16 @@ def _storage(command: list[str], environment: dict[str, str]) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str] | None:
-    entries = _strings(folder / "environ")
-    if entries is None:
-        return None
-    return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
-
-
-def _strings(path: Path) -> list[str] | None:
-    """Return the strings of a file that ends each with a zero; None if it cannot be read: the process may just have ended."""
+    """Return a process's environment; None if it cannot be read: it may just have ended, or be another user's."""
     try:
-        return [os.fsdecode(text) for text in path.read_bytes().split(b"\0") if text]
+        return started_with(folder)
     except OSError as error:
         log.debug("%s", error)
         return None
+
+
+def _command(folder: Path) -> list[str]:
+    try:
+        return [os.fsdecode(word) for word in (folder / "cmdline").read_bytes().split(b"\0") if word]
+    except OSError:
+        return []

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from raycontrol.wording import some
+from raycontrol.wording import counted, some
 
 if TYPE_CHECKING:
     from raycontrol.cli.output import Output
@@ -59,7 +59,7 @@ def nodes_line(info: JobInfo) -> str:
     if not info.instances:
         return ""
     nodes = list(dict.fromkeys(instance.node for instance in info.instances))
-    return f"{_count(len(info.instances), 'instance')} on {some(nodes, NODES_SHOWN)}"
+    return f"{counted(len(info.instances), 'instance')} on {some(nodes, NODES_SHOWN)}"
 
 
 def with_reason(state: JobState, reason: Reason) -> str:
@@ -184,10 +184,6 @@ def summary(info: JobInfo, out: Output, *, over_http: bool = False) -> Sequence[
         lines.append(f"outputs: {outputs_of(info, over_http)}")
     lines.append(f"logs: raycontrol logs {info.id}")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _took(info: JobInfo, now: float) -> str:
