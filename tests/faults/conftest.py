@@ -1,4 +1,4 @@
-"""Four hosts with Ray: the head has 4 GPUs by Ray's count, the others 2 each. RAYCONTROL_HOME is a small file system."""
+"""Four hosts with Ray, whose head keeps Ray's tables on its disk. RAYCONTROL_HOME is a small file system."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_state import look
-from tests.cluster_state import nothing_left as watch
-from tests.faults.scene import Scene
+from tests.faults.scene import GPUS, HEAD
 from tests.hosts.conftest import Cluster, needs_hosts
 from tests.hosts.network import Hosts
 from tests.support import wait_until
 
 __all__ = ["needs_hosts"]
 
-HOSTS = 4
-HEAD_GPUS, GPUS = 4, 2
-
 
 @contextmanager
-def four_hosts(home: Path, keep: Path, env: dict[str, str] | None = None) -> Iterator[Cluster]:
-    with small_disk(home), Hosts(HOSTS, keep=[keep, home]) as hosts:
-        options = {"env": env or {}}
-        hosts.start_ray(0, gpus=HEAD_GPUS, **options)
-        for i in range(1, HOSTS):
-            hosts.start_ray(i, gpus=GPUS, **options)
+def four_hosts(base: Path) -> Iterator[Cluster]:
+    home, tables = base / "home", base / "gcs"
+    home.mkdir()
+    tables.mkdir()
+    env = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tables)}
+    with small_disk(home), Hosts(len(GPUS), keep=[base]) as hosts:
+        for i, gpus in GPUS.items():
+            hosts.start_ray(i, gpus=gpus, env=env if i == HEAD else {})
         cluster = Cluster(hosts, home)
         yield cluster
         cluster.close()
@@ -45,37 +43,28 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lasting(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Hosts for tests that break none of them."""
-    with four_hosts(tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()) as cluster:
+def cluster(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For all faults after which the hosts, or others in their place, are there again."""
+    with four_hosts(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def scene(lasting: Cluster, tmp_path: Path) -> Iterator[Scene]:
-    """A job on two hosts and one beside it, both running; afterwards nothing of them is left."""
-    with watch(lasting):
-        yield from on_stage(Scene(lasting, tmp_path))
+def headless(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For the loss of the head."""
+    with four_hosts(tmp_path_factory.mktemp("headless")) as cluster:
+        yield cluster
+        nothing_is_left(cluster)
 
 
-@pytest.fixture
-def doomed(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Scene]:
-    """The same on hosts of their own, which a test may break."""
-    with four_hosts(tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()) as cluster:
-        yield from on_stage(Scene(cluster, tmp_path))
-        wait_until(lambda: not left(cluster), 30, "no process, actor or reservation of a job is left")
+def nothing_is_left(cluster: Cluster) -> None:
+    """No process, actor or reservation of a job. Folders of a host without Ray stay: nobody is there to remove them."""
 
+    def left() -> list[str]:
+        return [
+            thing
+            for thing in look(cluster).things
+            if not thing.startswith("file ") and " of attempt None" not in thing
+        ]
 
-def on_stage(scene: Scene) -> Iterator[Scene]:
-    scene.begin()
-    yield scene
-    scene.end()
-
-
-def left(cluster: Cluster) -> list[str]:
-    """What jobs have left on the hosts that are up. Folders of a host without Ray stay: nobody is there to remove them."""
-    return [
-        thing
-        for thing in look(cluster).things
-        if not thing.startswith("file ") and " of attempt None" not in thing
-    ]
+    wait_until(lambda: not left(), 30, "nothing of the jobs is left")

@@ -1,7 +1,10 @@
-"""Jobs that tell every 0.2 s that they run, where faults are to happen, and what must hold afterwards.
+"""Six jobs, one in each state that a job can be in before its end, where faults are to happen; and what must hold then.
 
-Their beats go to a folder that all hosts share and that no network cut reaches, so that a job that ran twice at once
-would be seen.
+Every instance tells every 0.2 s that it runs. These beats go to a folder that all hosts share and that no network cut
+reaches, so that a job that ran twice at once would be seen.
+
+Whom a fault meets are the processes of host ``VICTIM``. What holds a job in its state is a stopped process (SIGSTOP) on
+another host, or the job's own instance there.
 """
 
 from __future__ import annotations
@@ -14,19 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.conftest import Cluster
+from tests.hosts.network import HostProcess
 from tests.support import wait_until
+
+HEAD, STEADY, VICTIM, SPARE = 0, 1, 2, 3
+GPUS = {HEAD: 8, STEADY: 4, VICTIM: 5, SPARE: 6}
+"""By Ray's count. Only the job beside fits on the head, and only the blocker and the next attempts on SPARE."""
 
 STARTED_S = 120
 ENDED_S = 240
 
 # A start command with a child, the rank, and a daemon in a session of its own.
 BEATS = """
-exec 3>> {folder}/$RAYCONTROL_ATTEMPT.$RAYCONTROL_INSTANCE.$$
 setsid sh -c 'sleep 600 &'
-rank() {{ until [ -e {folder}/go ]; do echo beat; date +%s.%N >&3; sleep 0.2; done; }}
+{trap}
+exec 3>> {folder}/$RAYCONTROL_ATTEMPT.$RAYCONTROL_INSTANCE.$$
+rank() {{ while echo beat; date +%s.%N >&3; [ ! -e {folder}/go ]; do sleep 0.2; done; }}
 rank & echo $! > {folder}/rank.$RAYCONTROL_INSTANCE
 wait $!
 """
+OBEYS = ""
+IGNORES = "trap '' TERM"
 
 
 @dataclass
@@ -41,19 +52,18 @@ class Beats:
 
 @dataclass
 class Job:
-    """One job of the scene, with its folder."""
+    """One job of the scene, with its folder. ``pids`` are those of the start commands before the fault, by instance."""
 
     cluster: Cluster
     folder: Path
     id: str = ""
     pids: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def command(self) -> str:
-        return BEATS.format(folder=self.folder)
+    def command(self, trap: str = OBEYS) -> str:
+        return BEATS.format(folder=self.folder, trap=trap)
 
     def info(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.cluster.json(0, "get", self.id, timeout_s=STARTED_S)
+        found: dict[str, Any] = self.cluster.json(HEAD, "get", self.id, timeout_s=STARTED_S)
         return found
 
     def beats(self) -> list[Beats]:
@@ -65,9 +75,14 @@ class Job:
         return found
 
     def runs(self, attempt: int = 0) -> dict[str, int]:
-        """The pids of the start commands, once all instances of the attempt have told of themselves."""
+        """The pids of the start commands, once both instances of the attempt (the one beside has one) have told of themselves."""
         found = {one.instance: one.pid for one in self.beats() if one.attempt == attempt and one.times}
         return found if len(found) == len(self.info()["instances"]) else {}
+
+    def is_in(self, state: str) -> bool:
+        found = self.info()["state"]
+        assert found not in ("SUCCEEDED", "FAILED", "STOPPED"), json.dumps(self.info(), indent=1)
+        return bool(found == state)
 
     def goes_on(self) -> None:
         """Wait for new beats of all that run."""
@@ -80,71 +95,179 @@ class Job:
 
         wait_until(more, 20, f"{self.id} goes on")
 
-    def let_go(self) -> dict[str, Any]:
-        """Let the program end; return the job as it ends, which is for ever."""
+    def let_go(self) -> None:
+        """Let the program end, in whatever attempt it is."""
         (self.folder / "go").touch()
-        waited = self.cluster.raycontrol(0, "wait", self.id, timeout_s=ENDED_S)
+
+    def ended(self) -> dict[str, Any]:
+        """The job when it has ended, which is for ever."""
+        waited = self.cluster.raycontrol(HEAD, "wait", self.id, timeout_s=ENDED_S)
         info = self.info()
-        assert waited.returncode == 0, json.dumps(info, indent=1)
+        assert waited.returncode in (0, 130), json.dumps(info, indent=1)
         return info
+
+    def instance_on(self, i: int) -> str:
+        """The name of its instance on host ``i``."""
+        name = self.cluster.hosts.name(i)
+        return str(next(item["name"] for item in self.info()["instances"] if item["node"] == name))
+
+    def has_prepared(self, instance: str) -> bool:
+        states = {item["name"]: item["state"] for item in self.info()["instances"]}
+        return bool(states.get(instance) == "PREPARED")
+
+    def ran_once(self) -> None:
+        """No instance was started twice, no two attempts ran at once, and the archive has every line of the last."""
+        beats = self.beats()
+        last_attempt = self.info()["attempt"]
+        started = [(one.attempt, one.instance) for one in beats]
+        assert len(started) == len(set(started)), f"{self.id}: started twice: {sorted(started)}"
+        for number in range(1, last_attempt + 1):
+            earlier = [time for one in beats if one.attempt < number for time in one.times]
+            later = [time for one in beats if one.attempt == number for time in one.times]
+            if earlier and later:
+                early_s = max(earlier) - min(later)
+                assert early_s < 0, (
+                    f"{self.id}.{number} began {early_s:.1f} s before the one before had ended"
+                )
+        told = self.cluster.raycontrol(HEAD, "logs", self.id, check=True, timeout_s=60).stdout.splitlines()
+        assert told.count("master-0 | beat") + told.count("worker-0 | beat") == sum(
+            len(one.times) for one in beats if one.attempt == last_attempt
+        ), self.id
 
 
 class Scene:
-    """``job`` runs on two of the hosts 1 to 3, ``beside`` on the head; ``ended`` is a job that has ended already."""
+    """``jobs`` by their state, on two of the hosts 1 to 3 each; ``beside`` is on the head; ``done`` has ended already."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, address: Mapping[str, str] | None = None) -> None:
         self.cluster = cluster
         self.hosts = cluster.hosts
-        self.job = Job(cluster, self._folder(folder, "job"))
-        self.beside = Job(cluster, self._folder(folder, "beside"))
-        self.ended: dict[str, Any] = {}
+        self.jobs: dict[str, Job] = {}
+        self.beside: Job | None = None
+        self.done: dict[str, Any] = {}
+        self.victims: dict[str, str] = {}  # by state: the instance on VICTIM
+        self._folder = folder
+        self._env = dict(address or {})  # where jobs are submitted to
+        self._stopped: list[tuple[int, int]] = []
+        self._attached: list[HostProcess] | None = None
 
-    def _folder(self, folder: Path, name: str) -> Path:
-        made = self.hosts.shared / f"{folder.name}-{name}"
-        made.mkdir()
-        return made
+    # Putting the jobs into their states.
 
-    def begin(self) -> None:
-        done = self.submit("--cpu", "0.1", "--", "true")
-        self.cluster.raycontrol(0, "wait", done, timeout_s=STARTED_S, check=True)
-        self.ended = self.cluster.json(0, "get", done)
-        self.beside.id = self.submit("--gpu", "4", "--name", "beside", "--", self.beside.command)
-        self.beside.pids = wait_until(self.beside.runs, STARTED_S, "the job beside runs")
-        self.begin_job()
+    def begin(self, *, beside: bool = True, attached: bool = False) -> None:
+        """``attached``: jobs are submitted by commands that go on to show their logs."""
+        done = self._submit("--cpu", "0.1", "--", "true")
+        self.cluster.raycontrol(HEAD, "wait", done, timeout_s=STARTED_S, check=True)
+        self.done = self.cluster.json(HEAD, "get", done)
+        if beside:
+            self.beside = self._new_job("beside")
+            self.beside.id = self._submit(
+                "--gpu", str(GPUS[HEAD]), "--cpu", "0.1", "--", self.beside.command()
+            )
+            self.beside.pids = wait_until(self.beside.runs, STARTED_S, "the job beside runs")
+        self._attached = [] if attached else None
+        blockers = [self._block(i) for i in ([SPARE] if beside else [HEAD, SPARE])]
+        self._begin_running_and_stopping()
+        self._begin_starting_and_preparing()
+        for blocker in blockers:
+            self.cluster.raycontrol(HEAD, "stop", "--force", blocker, check=True)
+        for blocker in blockers:
+            self.cluster.raycontrol(HEAD, "wait", blocker, timeout_s=STARTED_S)
+        self._begin_queued_and_placing()
 
-    def begin_job(self) -> None:
-        self.job.id = self.submit(*self.arguments)
-        self.job.pids = wait_until(self.job.runs, STARTED_S, "the job runs")
-        wait_until(lambda: self.job.info()["state"] == "RUNNING", 30, "both are known to run")
+    def _block(self, i: int) -> str:
+        """Take all GPUs of a host that has more of them than those that shall be used now."""
+        blocker = self._submit("--cpu", "0.1", "--gpu", str(GPUS[i]), "--", "sleep 600")
+        wait_until(lambda: self.cluster.json(HEAD, "get", blocker)["state"] == "RUNNING", STARTED_S)
+        return blocker
 
-    @property
-    def arguments(self) -> list[str]:
-        """The job, as it is submitted."""
+    def _begin_running_and_stopping(self) -> None:
+        running = self._begin_job("running")
+        stopping = self._begin_job("stopping", trap=IGNORES)
+        for job in (running, stopping):
+            job.pids = wait_until(job.runs, STARTED_S, "both instances run")
+        self.victims |= {"running": running.instance_on(VICTIM), "stopping": stopping.instance_on(VICTIM)}
+        wait_until(lambda: running.is_in("RUNNING"), 30, "it is known to run")
+        wait_until(lambda: stopping.is_in("RUNNING"), 30, "it is known to run")
+        self.cluster.raycontrol(HEAD, "stop", stopping.id, check=True)
+        wait_until(lambda: stopping.is_in("STOPPING"), 30, "it is being stopped")
+
+    def _begin_starting_and_preparing(self) -> None:
+        """Both are prepared on VICTIM and wait for STEADY's node actor; then one there, one here does not get on."""
+        node_actor = self.actor(f"rc-node:{self.node_id(STEADY)}")
+        assert node_actor is not None
+        self._stop(STEADY, node_actor["pid"])
+        starting, preparing = self._begin_job("starting"), self._begin_job("preparing")
+        for state in ("starting", "preparing"):
+            self._prepared_on_victim(state)
+        self._stop_instance(starting, VICTIM)
+        self._stop_instance(preparing, STEADY)
+        self._go_on(STEADY, node_actor["pid"])
+        wait_until(lambda: starting.is_in("STARTING"), 30, "all are prepared")
+        assert preparing.is_in("PREPARING")
+
+    def _prepared_on_victim(self, state: str) -> None:
+        job = self.jobs[state]
+        wait_until(lambda: len(job.info()["instances"]) == 2, STARTED_S, f"{state}: it is placed")
+        victim = self.victims[state] = job.instance_on(VICTIM)
+        wait_until(lambda: job.has_prepared(victim), STARTED_S, f"{state}: {victim} has prepared itself")
+
+    def _begin_queued_and_placing(self) -> None:
+        """The one needs more than is free; the other gets the nodes VICTIM and SPARE, whose raylet does not answer."""
+        queued = self._begin_job("queued", gpus=4)
+        wait_until(lambda: queued.info()["pending"], 30, "it has a reason to wait")
+        raylet = self.hosts.run(SPARE, ["pgrep", "-f", "-o", "raylet/raylet"], check=True).stdout
+        self._stop(SPARE, int(raylet))
+        placing = self._begin_job("placing")
+        wait_until(lambda: placing.is_in("PLACING"), STARTED_S, "nodes are being reserved for it")
+
+    def _begin_job(self, state: str, trap: str = OBEYS, gpus: int = 1) -> Job:
+        job = self.jobs[state] = self._new_job(state)
         retry = [word for one in ("max", "infra_max") for word in ("--set", f"retry.{one}=1")]
-        return ["--nodes", "2", "--gpu", "2", "--name", "job", *retry, "--", self.job.command]
+        grace = ["--set", "timeouts.grace_s=300"] if trap == IGNORES else []
+        wanted = ["--nodes", "2", "--cpu", "0.1", "--gpu", str(gpus), "--name", state]
+        job.id = self._submit(*wanted, *retry, *grace, "--", job.command(trap))
+        return job
 
-    def submit(self, *arguments: str) -> str:
-        return self.cluster.raycontrol(
-            0, "submit", *arguments, check=True, timeout_s=STARTED_S
-        ).stdout.strip()
+    def _new_job(self, name: str) -> Job:
+        folder = self.hosts.shared / f"{self._folder.name}-{name}"
+        folder.mkdir()
+        return Job(self.cluster, folder)
 
-    def end(self) -> None:
-        """What holds after every fault for those whom it does not concern."""
-        info = self.beside.info()
-        assert (info["state"], info["attempt"]) == ("RUNNING", 0)
-        assert self.beside.runs() == self.beside.pids
-        self.beside.goes_on()
-        self.beside.let_go()
-        assert self.cluster.json(0, "get", self.ended["id"]) == self.ended
-        for job in (self.job, self.beside):
-            shutil.rmtree(job.folder)
+    def _submit(self, *arguments: str) -> str:
+        if self._attached is None:
+            return self.cluster.raycontrol(
+                HEAD, "submit", *arguments, env=self._env, check=True, timeout_s=STARTED_S
+            ).stdout.strip()
+        known = self._ids()
+        self._attached.append(self.cluster.popen(HEAD, "run", *arguments, env=self._env))
+        (new,) = wait_until(lambda: self._ids() - known, STARTED_S, "the job is submitted")
+        return new
 
-    # Where things are.
+    def _ids(self) -> set[str]:
+        return {job["id"] for job in self.cluster.json(HEAD, "list", timeout_s=60)}
 
-    def host_of(self, instance: str) -> int:
-        """The number of the host on which an instance runs."""
-        item = next(item for item in self.job.info()["instances"] if item["name"] == instance)
-        return next(i for i in range(self.hosts.count) if self.hosts.name(i) == item["node"])
+    # Processes.
+
+    def _stop_instance(self, job: Job, i: int) -> None:
+        actor = self.actor(f"{job.id}.0:{job.instance_on(i)}")
+        assert actor is not None
+        self._stop(i, actor["pid"])
+
+    def _stop(self, i: int, pid: int) -> None:
+        self.hosts.run(i, ["kill", "-STOP", str(pid)], check=True)
+        self._stopped.append((i, pid))
+
+    def _go_on(self, i: int, pid: int) -> None:
+        self._stopped.remove((i, pid))
+        if self.hosts.up(i):
+            self.hosts.run(i, ["kill", "-CONT", str(pid)])
+
+    def thaw(self) -> None:
+        """Let all go on that was stopped to hold the jobs in their states, where it still lives."""
+        for i, pid in self._stopped[:]:
+            self._go_on(i, pid)
+
+    def kill(self, i: int, pid: int) -> None:
+        self.hosts.run(i, ["kill", "-9", str(pid)], check=True)
 
     def actor(self, name: str) -> Mapping[str, Any] | None:
         """The living actor whose name begins or ends so."""
@@ -153,50 +276,101 @@ class Scene:
             (one for one in living if one["name"].startswith(name) or one["name"].endswith(name)), None
         )
 
-    def kill(self, i: int, pid: int) -> None:
-        self.hosts.run(i, ["kill", "-9", str(pid)], check=True)
-
     def kill_actor(self, name: str) -> None:
         actor = self.actor(name)
-        assert actor is not None
+        assert actor is not None, name
         self.kill(next(i for i in range(self.hosts.count) if self.hosts.ip(i) == actor["ip"]), actor["pid"])
 
-    def is_renewed(self, name: str, before: Mapping[str, Any]) -> bool:
+    def kill_until_renewed(self, name: str) -> None:
+        before = self.actor(name)
+        assert before is not None, name
+        self.kill_actor(name)
+        wait_until(lambda: self._is_renewed(name, before), 60, f"{name} is there again")
+
+    def _is_renewed(self, name: str, before: Mapping[str, Any]) -> bool:
         now = self.actor(name)
-        return now is not None and (now["pid"], now["id"]) != (before["pid"], "")
+        return now is not None and now["pid"] != before["pid"]
+
+    def node_id(self, i: int) -> str:
+        ip = self.hosts.ip(i)
+        return str(next(one["id"] for one in self.cluster.ask()["nodes"] if one["ip"] == ip))
+
+    def revive_victim(self) -> None:
+        """Start the host again, with Ray."""
+        if self.hosts.up(VICTIM):
+            self.hosts.kill(VICTIM)
+        self.hosts.mend(VICTIM)
+        self.hosts.boot(VICTIM)
+        self.hosts.start_ray(VICTIM)
+        wait_until(lambda: self.actor(f"rc-node:{self.node_id(VICTIM)}"), 60, "its node actor is there")
+
+    def kill_submitters(self) -> None:
+        assert self._attached
+        for command in self._attached:
+            command.kill()
+            command.communicate()
 
     # What must be true.
 
-    def is_not_disturbed(self) -> None:
-        """The job has run on in its first attempt, and succeeds with all that it wrote."""
-        self.job.goes_on()
-        info = self.job.let_go()
-        assert (info["state"], info["attempt"]) == ("SUCCEEDED", 0)
-        assert self.job.runs() == self.job.pids
-        self._runs_once(1)
+    def come_to_their_ends(
+        self, ends: Mapping[str, str], says: str = "", blames_victim: bool = True
+    ) -> dict[str, dict[str, Any]]:
+        """Let every job end, as it must after a fault that ended the first attempts in these states for these reasons.
 
-    def is_tried_again(self, reason: str, victim: str, says: str = "") -> dict[str, Any]:
-        """The job is in its second attempt, for this reason, and succeeds in it. Returns the first one."""
-        wait_until(lambda: self.job.runs(1), ENDED_S, "the second attempt runs")
-        info = self.job.let_go()
-        first, second = info["attempts"]
-        assert (info["state"], info["attempt"], second["outcome"]) == ("SUCCEEDED", 1, "SUCCEEDED")
-        assert (first["reason"], first["summary"].startswith(victim)) == (reason, True), first
-        assert says in first["summary"]
-        self._runs_once(2)
-        return dict(first)
+        Those that had begun are let go when all of them are in the attempt that they must end in: what still ran of an
+        earlier one somewhere would be seen. Then there is room for the two that waited. Returns the jobs.
+        """
+        begun = ("running", "starting", "preparing")
+        for state in begun:
+            self._runs_in(state, int(state in ends))
+        for state in (*begun, "stopping"):
+            self.jobs[state].let_go()
+        infos = {state: self.jobs[state].ended() for state in (*begun, "stopping")}
+        for state in ("queued", "placing"):
+            self.jobs[state].let_go()
+        infos.update({state: self.jobs[state].ended() for state in ("queued", "placing")})
+        for state, info in infos.items():
+            self._ended_well(state, info, ends.get(state), says)
+            if blames_victim and state in ends:
+                assert info["attempts"][0]["summary"].startswith(self.victims[state]), info["attempts"][0]
+            self.jobs[state].ran_once()
+        return infos
 
-    def _runs_once(self, attempts: int) -> None:
-        """No instance was started twice, no two attempts ran at once, and the archive has every line of the last."""
-        beats = self.job.beats()
-        assert len(beats) == attempts * len(self.job.pids)
-        for number in range(1, attempts):
-            last = max(time for one in beats if one.attempt < number for time in one.times)
-            first = min(time for one in beats if one.attempt == number for time in one.times)
-            assert last < first, (
-                f"attempt {number} began {last - first:.1f} s before the one before had ended"
-            )
-        told = self.cluster.raycontrol(0, "logs", self.job.id, check=True, timeout_s=60).stdout.splitlines()
-        assert told.count("master-0 | beat") + told.count("worker-0 | beat") == sum(
-            len(one.times) for one in beats if one.attempt == attempts - 1
-        )
+    def _runs_in(self, state: str, attempt: int) -> None:
+        job = self.jobs[state]
+        wait_until(lambda: job.runs(attempt), ENDED_S, f"{state}: attempt {attempt} runs")
+        job.goes_on()
+
+    def _ended_well(self, state: str, info: dict[str, Any], reason: str | None, says: str) -> None:
+        told = json.dumps(info, indent=1)
+        reasons = [attempt["reason"] for attempt in info["attempts"]]
+        if state == "stopping":
+            assert (info["state"], reasons) == ("STOPPED", ["STOP_REQUESTED"]), told
+        elif reason is not None:
+            assert (info["state"], reasons) == ("SUCCEEDED", [reason, "COMPLETED"]), told
+            assert says in info["attempts"][0]["summary"], told
+        elif (
+            state == "placing" and len(reasons) == 2
+        ):  # all of it had been reserved a moment before the fault
+            assert (info["state"], reasons) == ("SUCCEEDED", ["INSTANCE_LOST", "COMPLETED"]), told
+        else:
+            assert (info["state"], reasons) == ("SUCCEEDED", ["COMPLETED"]), told
+            pids = self.jobs[state].pids
+            assert not pids or self.jobs[state].runs() == pids
+
+    def end(self) -> None:
+        """What holds after every fault for those whom it does not concern."""
+        assert self.cluster.json(HEAD, "get", self.done["id"]) == self.done
+        if self.beside is not None:
+            self._beside_ran_on(self.beside)
+            shutil.rmtree(self.beside.folder)
+        for job in self.jobs.values():
+            shutil.rmtree(job.folder)
+
+    def _beside_ran_on(self, beside: Job) -> None:
+        info = beside.info()
+        assert (info["state"], info["attempt"]) == ("RUNNING", 0)
+        assert beside.runs() == beside.pids
+        beside.goes_on()
+        beside.let_go()
+        assert beside.ended()["state"] == "SUCCEEDED"
