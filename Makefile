@@ -23,7 +23,7 @@ test: setup ## every test but the long ones
 test-all: setup ## every test
 	$(BIN)/python -m pytest -m 'not gpu' $(SUITE)
 
-test-faults: setup ## every kind of fault over four hosts while a job runs (needs root); half an hour
+test-faults: setup ## every kind of fault over four hosts while jobs are in every state (needs root); three quarters of an hour
 	$(BIN)/python -m pytest --durations=25 tests/faults
 
 test-gpu: ## what can be tested with a GPU only, beside nvidia-smi

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raycontrol.status import JobInfo, JobState
+from raycontrol.storereader import StoreReader
 from tests.hosts.conftest import Cluster
 from tests.hosts.network import HostProcess
 from tests.support import wait_until
@@ -55,6 +57,7 @@ class Job:
     """One job of the scene, with its folder. ``pids`` are those of the start commands before the fault, by instance."""
 
     cluster: Cluster
+    reader: StoreReader
     folder: Path
     id: str = ""
     pids: dict[str, int] = field(default_factory=dict)
@@ -63,8 +66,8 @@ class Job:
         return BEATS.format(folder=self.folder, trap=trap)
 
     def info(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.cluster.json(HEAD, "get", self.id, timeout_s=STARTED_S)
-        return found
+        """As the store has it on the disk: what is true whoever has been killed."""
+        return self.reader.info(self.id).model_dump(mode="json")
 
     def beats(self) -> list[Beats]:
         found = []
@@ -143,8 +146,9 @@ class Scene:
         self.hosts = cluster.hosts
         self.jobs: dict[str, Job] = {}
         self.beside: Job | None = None
-        self.done: dict[str, Any] = {}
+        self.done: JobInfo | None = None
         self.victims: dict[str, str] = {}  # by state: the instance on VICTIM
+        self._reader = StoreReader(cluster.home)
         self._folder = folder
         self._env = dict(address or {})  # where jobs are submitted to
         self._stopped: list[tuple[int, int]] = []
@@ -156,7 +160,7 @@ class Scene:
         """``attached``: jobs are submitted by commands that go on to show their logs."""
         done = self._submit("--cpu", "0.1", "--", "true")
         self.cluster.raycontrol(HEAD, "wait", done, timeout_s=STARTED_S, check=True)
-        self.done = self.cluster.json(HEAD, "get", done)
+        self.done = self._reader.info(done)
         if beside:
             self.beside = self._new_job("beside")
             self.beside.id = self._submit(
@@ -166,17 +170,16 @@ class Scene:
         self._attached = [] if attached else None
         blockers = [self._block(i) for i in ([SPARE] if beside else [HEAD, SPARE])]
         self._begin_running_and_stopping()
-        self._begin_starting_and_preparing()
-        for blocker in blockers:
-            self.cluster.raycontrol(HEAD, "stop", "--force", blocker, check=True)
-        for blocker in blockers:
-            self.cluster.raycontrol(HEAD, "wait", blocker, timeout_s=STARTED_S)
-        self._begin_queued_and_placing()
+        node_actor = self._hold_starting_and_preparing()
+        self._begin_queued()
+        self._force(blockers)
+        self._let_start(node_actor)
+        self._begin_placing()
 
     def _block(self, i: int) -> str:
         """Take all GPUs of a host that has more of them than those that shall be used now."""
         blocker = self._submit("--cpu", "0.1", "--gpu", str(GPUS[i]), "--", "sleep 600")
-        wait_until(lambda: self.cluster.json(HEAD, "get", blocker)["state"] == "RUNNING", STARTED_S)
+        wait_until(lambda: self._reader.info(blocker).state is JobState.RUNNING, STARTED_S)
         return blocker
 
     def _begin_running_and_stopping(self) -> None:
@@ -190,8 +193,8 @@ class Scene:
         self.cluster.raycontrol(HEAD, "stop", stopping.id, check=True)
         wait_until(lambda: stopping.is_in("STOPPING"), 30, "it is being stopped")
 
-    def _begin_starting_and_preparing(self) -> None:
-        """Both are prepared on VICTIM and wait for STEADY's node actor; then one there, one here does not get on."""
+    def _hold_starting_and_preparing(self) -> int:
+        """Both are prepared on VICTIM and wait for STEADY's node actor, whose pid is returned."""
         node_actor = self.actor(f"rc-node:{self.node_id(STEADY)}")
         assert node_actor is not None
         self._stop(STEADY, node_actor["pid"])
@@ -200,9 +203,7 @@ class Scene:
             self._prepared_on_victim(state)
         self._stop_instance(starting, VICTIM)
         self._stop_instance(preparing, STEADY)
-        self._go_on(STEADY, node_actor["pid"])
-        wait_until(lambda: starting.is_in("STARTING"), 30, "all are prepared")
-        assert preparing.is_in("PREPARING")
+        return int(node_actor["pid"])
 
     def _prepared_on_victim(self, state: str) -> None:
         job = self.jobs[state]
@@ -210,10 +211,25 @@ class Scene:
         victim = self.victims[state] = job.instance_on(VICTIM)
         wait_until(lambda: job.has_prepared(victim), STARTED_S, f"{state}: {victim} has prepared itself")
 
-    def _begin_queued_and_placing(self) -> None:
-        """The one needs more than is free; the other gets the nodes VICTIM and SPARE, whose raylet does not answer."""
+    def _begin_queued(self) -> None:
+        """It needs more than is free, now and when the blockers have gone."""
         queued = self._begin_job("queued", gpus=4)
         wait_until(lambda: queued.info()["pending"], 30, "it has a reason to wait")
+
+    def _force(self, jobs: Sequence[str]) -> None:
+        for job in jobs:
+            self.cluster.raycontrol(HEAD, "stop", "--force", job, check=True, timeout_s=STARTED_S)
+        for job in jobs:
+            self.cluster.raycontrol(HEAD, "wait", job, timeout_s=STARTED_S)
+
+    def _let_start(self, node_actor: int) -> None:
+        """Now an instance of the one on STEADY, of the other on VICTIM does not get on."""
+        self._go_on(STEADY, node_actor)
+        wait_until(lambda: self.jobs["starting"].is_in("STARTING"), 30, "all are prepared")
+        assert self.jobs["preparing"].is_in("PREPARING")
+
+    def _begin_placing(self) -> None:
+        """It gets the nodes VICTIM and SPARE, whose raylet does not answer."""
         raylet = self.hosts.run(SPARE, ["pgrep", "-f", "-o", "raylet/raylet"], check=True).stdout
         self._stop(SPARE, int(raylet))
         placing = self._begin_job("placing")
@@ -230,7 +246,7 @@ class Scene:
     def _new_job(self, name: str) -> Job:
         folder = self.hosts.shared / f"{self._folder.name}-{name}"
         folder.mkdir()
-        return Job(self.cluster, folder)
+        return Job(self.cluster, self._reader, folder)
 
     def _submit(self, *arguments: str) -> str:
         if self._attached is None:
@@ -243,7 +259,7 @@ class Scene:
         return new
 
     def _ids(self) -> set[str]:
-        return {job["id"] for job in self.cluster.json(HEAD, "list", timeout_s=60)}
+        return {info.id for info in self._reader.jobs(None, None, None)}
 
     # Processes.
 
@@ -358,9 +374,15 @@ class Scene:
             pids = self.jobs[state].pids
             assert not pids or self.jobs[state].runs() == pids
 
+    def stop_all(self) -> None:
+        """After a test that failed: end what is left of its jobs."""
+        self.thaw()
+        jobs = [*self.jobs.values(), *([self.beside] if self.beside else [])]
+        self._force([job.id for job in jobs if job.id and not self._reader.info(job.id).state.terminal])
+
     def end(self) -> None:
         """What holds after every fault for those whom it does not concern."""
-        assert self.cluster.json(HEAD, "get", self.done["id"]) == self.done
+        assert self.done is not None and self._reader.info(self.done.id) == self.done
         if self.beside is not None:
             self._beside_ran_on(self.beside)
             shutil.rmtree(self.beside.folder)

@@ -177,9 +177,14 @@ KINDS = {
 @pytest.fixture
 def scene(cluster: Cluster, tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(cluster, tmp_path)
-    scene.begin()
-    yield scene
-    scene.end()
+    try:
+        scene.begin()
+        yield scene
+        scene.end()
+    finally:
+        if not cluster.hosts.up(VICTIM):
+            scene.revive_victim()
+        scene.stop_all()
     nothing_is_left(cluster)
 
 
