@@ -51,13 +51,14 @@ FREE = {
 
 @dataclass(frozen=True)
 class Seed:
-    """What an instance's actor is made with: small, and nothing secret."""
+    """What an instance's actor is made with: small, and nothing secret. ``fence_s`` is its attempt's, whatever its host has set."""
 
     job_id: str
     attempt: int
     attempt_id: str
     instance: str
     mode: Mode
+    fence_s: float
 
 
 class NoNodeActor(RaycontrolError):
@@ -84,7 +85,8 @@ class InstanceActor(Instance):
             ),
             RayLinks(seed, context.get_node_id()),
         )
-        fence_off(context.gcs_address, partial(is_given_up, context.gcs_address, context.get_node_id()))
+        given_up = partial(is_given_up, context.gcs_address, context.get_node_id())
+        fence_off(context.gcs_address, seed.fence_s, given_up)
 
 
 class NodeActor(Node):

@@ -66,6 +66,7 @@ class ControllerActor(Controller):
             limits=lambda: _limits(home),
             rules=lambda: _rules(home),
             site=lambda: Settings.of_home(home).site,
+            fence_s=lambda: Settings.of_home(home).fence_s,
         )
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
 
@@ -128,6 +129,7 @@ class RayCluster:
         if not group.wait(PLACING_S):
             raise ReservationRefused(f"the placement group was not ready within {PLACING_S:g} s")
         for index, member in enumerate(members(job.spec)):
+            seed = Seed(job.id, job.attempt, job.attempt_id, member.name, job.spec.mode, job.fence_s)
             wanted = demand(member.resources)
             ray.remote(InstanceActor).options(
                 name=self._instance_name(job.attempt_id, member.name),
@@ -143,7 +145,7 @@ class RayCluster:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=index
                 ),
-            ).remote(Seed(job.id, job.attempt, job.attempt_id, member.name, job.spec.mode))
+            ).remote(seed)
 
     async def prepare(self, job: Job, instance: str, order: Preparation) -> None:
         await self._call(job, instance, lambda actor: actor.prepare.remote(order))

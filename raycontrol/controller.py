@@ -23,7 +23,7 @@ from raycontrol.errors import IdTaken, JobNotFound, KeyReused, StoreError, Usage
 from raycontrol.events import Held, LetGo, PriorityChanged, Report, StopRequested, Suspended
 from raycontrol.hardware import NodeInfo
 from raycontrol.heldstore import HeldStore
-from raycontrol.job import Job, Submission, checked_id
+from raycontrol.job import FENCE_S, Job, Submission, checked_id
 from raycontrol.jobrows import info_of, read_info, read_infos, read_job
 from raycontrol.ledger import Ledger
 from raycontrol.porter import Porter
@@ -58,6 +58,7 @@ class Controller:
         limits: Callable[[], Limits] = Limits,
         rules: Callable[[], Rules] = Rules,
         site: Callable[[], Site] = Site,
+        fence_s: Callable[[], float] = lambda: FENCE_S,
     ) -> None:
         self._home = Path(home)
         self._name = name
@@ -67,7 +68,7 @@ class Controller:
         self._site = site
         self._held = HeldStore(self._home, name, clock)
         self._ledger = Ledger(self._held, cluster, self._clock)
-        self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules)
+        self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules, fence_s)
         self._caretaker = Caretaker(name, self._held, self._ledger, cluster, self._clock, limits)
         self.porter = Porter(name, self._held, clock, self.started)
         self._loops: list[asyncio.Task[None]] = []

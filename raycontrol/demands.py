@@ -30,10 +30,6 @@ BROKEN_S = 10.0
 """How long an MPI launcher has to end by itself, with a code that says more, once a part of its world has broken."""
 
 
-FENCE_S = 50.0
-"""How long what runs on a host that cannot reach the head's host may run on (``fence``)."""
-
-
 def resume(job: Job) -> tuple[Command, ...]:
     """Return everything that must be done for a job found in the store.
 

@@ -207,9 +207,7 @@ async def lost(
     """
     item = job.instance(instance)
     runs_on = await cluster.may_run_on(item.node_id, item.ip)
-    return InstanceLost(
-        clock(), job.attempt_id, instance, why, clock() + demands.FENCE_S if runs_on else None
-    )
+    return InstanceLost(clock(), job.attempt_id, instance, why, clock() + job.fence_s if runs_on else None)
 
 
 def _preparation(job: Job, name: str) -> Preparation:

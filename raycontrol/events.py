@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raycontrol.job import Ended
+from raycontrol.job import FENCE_S, Ended
 from raycontrol.placement import Assignment
 from raycontrol.plan import Facts
 from raycontrol.status import Reason
@@ -14,10 +14,11 @@ from raycontrol.status import Reason
 
 @dataclass(frozen=True)
 class NodesChosen:
-    """The queue has found room: one node for every instance, in the order of INDEX."""
+    """The queue has found room: one node for every instance, in the order of INDEX. ``fence_s`` is the site's at that time."""
 
     at: float
     assignments: tuple[Assignment, ...]
+    fence_s: float = FENCE_S
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from raycontrol.demands import FENCE_S
-
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
@@ -52,7 +50,7 @@ class Fence:
         self,
         ask: Callable[[], Answer],
         fall: Callable[[], None],
-        limit_s: float = FENCE_S,
+        limit_s: float,
         given_up: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -91,9 +89,9 @@ class Fence:
             self._sleep(max(0.0, min(LOOK_S, heard + self._limit_s - self._clock())))
 
 
-def fence_off(gcs_address: str, given_up: Callable[[], bool]) -> None:
-    """Let this process end when the host of the head's GCS cannot be reached any more, or the cluster has given its node
+def fence_off(gcs_address: str, limit_s: float, given_up: Callable[[], bool]) -> None:
+    """Let this process end when it has not reached the host of the head's GCS for so long, or the cluster has given its node
     up; its supervisors end all they run."""
     host, _, number = gcs_address.rpartition(":")
     ip, port = host.strip("[]"), int(number)
-    Fence(lambda: knock(ip, port), lambda: os._exit(1), given_up=given_up).start()
+    Fence(lambda: knock(ip, port), lambda: os._exit(1), limit_s, given_up).start()

@@ -20,6 +20,8 @@ from raycontrol.status import (
     Verdict,
 )
 
+FENCE_S = 50.0
+"""The ``fence_s`` of jobs that were stored without one, and of a site that has set none."""
 EMBEDDED = "embedded-"
 """How the names of clusters begin that live inside one `raycontrol run`."""
 
@@ -109,7 +111,8 @@ class Job:
     """A job and its current attempt.
 
     ``attempt`` counts tries as a user sees them; ``reservation`` counts placements, so that the names made from it
-    (actors, placement groups, marks of processes) are never used twice; ``placed_at`` is when the last one was decided on. ``after`` is where STOPPING leads to,
+    (actors, placement groups, marks of processes) are never used twice; ``placed_at`` is when the last one was decided on, and ``fence_s`` for how long what it runs on a host that
+    cannot reach the head's host may run on (``fence``). ``after`` is where STOPPING leads to,
     ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot
     succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
     ``relieved``: the start command has ended itself what served it, as `ray stop` does.
@@ -135,6 +138,7 @@ class Job:
     attempt: int = 0
     reservation: int = -1
     placed_at: float | None = None
+    fence_s: float = FENCE_S
     instances: tuple[Instance, ...] = ()
     stage: int = 0
     after: JobState | None = None

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from raycontrol import attempts, transports, verdicts, wishes
-from raycontrol.demands import BROKEN_S, FENCE_S, PLACING_S, deadline, duties
+from raycontrol.demands import BROKEN_S, PLACING_S, deadline, duties
 from raycontrol.errors import PlanError
 from raycontrol.events import (
     Command,
@@ -108,7 +108,8 @@ def _chosen(job: Job, event: NodesChosen) -> Change:
         Instance(member.name, member.group, member.role, member.index, room.node_id, room.node_name, room.ip)
         for member, room in zip(members(job.spec), event.assignments, strict=True)
     )
-    placed = attempts.placed(replace(job, pending=None, not_before=None, group=None), instances, event.at)
+    waited = replace(job, pending=None, not_before=None, group=None, fence_s=event.fence_s)
+    placed = attempts.placed(waited, instances, event.at)
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
 
 
@@ -297,10 +298,10 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
         case JobState.STOPPING if not job.forced:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
-            given_up = replace(
-                give_up(job), fenced_until=attempts.later(job.fenced_until, event.at + FENCE_S)
-            )
-            return given_up, "instances that do not answer are given up as lost"
+            fenced_until = attempts.later(job.fenced_until, event.at + job.fence_s)
+            return replace(
+                give_up(job), fenced_until=fenced_until
+            ), "instances that do not answer are given up as lost"
         case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
             return stop_broken(job, job.fault, event.at)
         case JobState.RUNNING if (left := left_early(job)) is not None and event.at >= left.until:

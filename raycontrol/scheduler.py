@@ -11,7 +11,7 @@ from raycontrol import placement, queue
 from raycontrol.duties import Cluster
 from raycontrol.errors import UsageError
 from raycontrol.events import JobEvent, NodesChosen, PlacementDeferred, Preempted
-from raycontrol.job import Job
+from raycontrol.job import FENCE_S, Job
 from raycontrol.ledger import Ledger
 from raycontrol.status import JobState
 
@@ -30,12 +30,15 @@ class Scheduler:
         cluster: Cluster,
         clock: Callable[[], float],
         rules: Callable[[], queue.Rules],
+        fence_s: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._cluster = cluster
         self._clock = clock
         self._read_rules = rules
         self._rules = queue.Rules()
+        self._read_fence_s = fence_s
+        self._fence_s = FENCE_S
         self._capacity = queue.Capacity()
         self._waits: dict[str, queue.KeepWaiting] = {}
         # What the queue works out of a job's spec, it remembers in these.
@@ -86,7 +89,7 @@ class Scheduler:
     async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
         nodes = await self.rooms()
         now = self._clock()
-        self._look_at_rules()
+        self._look_at_settings()
         decisions = queue.decide(waiting, nodes, self._running(), self._rules, now, self._capacity)
         waits = {one.job_id: one for one in decisions if isinstance(one, queue.KeepWaiting)}
         news = {job_id for job_id, one in waits.items() if self._is_news(one)}
@@ -95,17 +98,17 @@ class Scheduler:
         for decision in decisions:
             match decision:
                 case queue.PlaceNow(job_id, assignments):
-                    told.append((job_id, NodesChosen(now, assignments)))
+                    told.append((job_id, NodesChosen(now, assignments, self._fence_s)))
                 case queue.Preempt(job_id, for_job):
                     told.append((job_id, Preempted(now, for_job)))
                 case queue.KeepWaiting(job_id) if job_id in news:
                     told.append((job_id, PlacementDeferred(now, decision.text)))
         await asyncio.gather(*(self._ledger.tell(job_id, event) for job_id, event in told))
 
-    def _look_at_rules(self) -> None:
+    def _look_at_settings(self) -> None:
         """Follow the settings; while they are wrong, those that were right last hold: jobs wait for a decision."""
         try:
-            self._rules = self._read_rules()
+            self._rules, self._fence_s = self._read_rules(), self._read_fence_s()
         except UsageError as error:
             log.error("the settings of the queue cannot be used, the last ones hold: %s", error)
 

@@ -26,6 +26,7 @@ from raycontrol.status import Policy
 
 FILE_NAME = "settings.yaml"
 DEFAULT_HOME = "~/.raycontrol"
+FENCE_LEAST_S, FENCE_MOST_S = 25, 3600
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Settings:
     ``rdma_min_gpus`` GPUs, and an event when their GPUs were idle for ``idle_gpu_warn_s`` seconds (0: none).
     ``queue_policy`` says what a job that does not fit means for those behind it (``status.Policy``); at a time so many jobs
     may have nodes, and so many GPUs: ``user_jobs`` and ``user_gpus`` of one user, ``all_jobs`` and ``all_gpus`` of all.
+    What an attempt runs on a host that cannot reach the head's host for ``fence_s`` seconds is ended there.
     ``url`` is where `raycontrol serve` answers, which clients then use instead of Ray, with ``token`` or what
     ``token_file`` holds; ``insecure_http`` lets them send it over plain http to other machines. ``sources`` says, by
     field, where a value that is not a default came from.
@@ -64,6 +66,7 @@ class Settings:
     user_gpus: float | None = None
     all_jobs: int | None = None
     all_gpus: float | None = None
+    fence_s: float = 50
     url: str | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
@@ -212,6 +215,20 @@ def _whole(least: int) -> Callable[[object], int]:
     return parse
 
 
+def _fence(raw: object) -> float:
+    """At least as long as Ray, started with ``raysettings``, takes to give a silent host up (16 s), and two looks at the head
+    (``fence``): a host must not end what it runs in a cut of the network that Ray forgives. At most an hour: for so long the
+    job of a lost host waits for its next attempt."""
+    rule = f"must be from {FENCE_LEAST_S} seconds, longer than Ray takes to give a silent host up, to {FENCE_MOST_S}"
+    try:
+        seconds = _amount(raw)
+    except ValueError:
+        raise ValueError(rule) from None
+    if not FENCE_LEAST_S <= seconds <= FENCE_MOST_S:
+        raise ValueError(rule)
+    return seconds
+
+
 def _preset(raw: object) -> str:
     if raw not in presets.names():
         raise ValueError(f"must be one of {', '.join(presets.names())}")
@@ -278,6 +295,7 @@ FIELDS: Mapping[str, Field] = {
     "user_gpus": Field("RAYCONTROL_USER_GPUS", _amount),
     "all_jobs": Field("RAYCONTROL_ALL_JOBS", _whole(1)),
     "all_gpus": Field("RAYCONTROL_ALL_GPUS", _amount),
+    "fence_s": Field("RAYCONTROL_FENCE_S", _fence),
     "url": Field("RAYCONTROL_URL", checked_url),
     "token": Field("RAYCONTROL_TOKEN", checked_token, secret=True),
     "token_file": Field("RAYCONTROL_TOKEN_FILE", _path),

@@ -1,4 +1,5 @@
-"""Four hosts with Ray, whose head keeps Ray's tables on its disk. RAYCONTROL_HOME is a small file system."""
+"""Four hosts with Ray, whose head keeps Ray's tables on its disk. RAYCONTROL_HOME is a small file system, where the fence is set
+to fall sooner than by itself."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from tests.hosts.network import Hosts
 from tests.support import wait_until
 
 __all__ = ["needs_hosts"]
+
+FENCE_S = 30
 
 
 @contextmanager
@@ -36,7 +39,7 @@ def four_hosts(base: Path) -> Iterator[Cluster]:
 def small_disk(folder: Path) -> Iterator[None]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
     try:
-        (folder / "settings.yaml").write_text("min_free_mib: 8\n")
+        (folder / "settings.yaml").write_text(f"min_free_mib: 8\nfence_s: {FENCE_S}\n")
         yield
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.conftest import nothing_is_left
+from tests.faults.conftest import FENCE_S, nothing_is_left
 from tests.faults.scene import HEAD, STARTED_S, VICTIM, Scene
 from tests.hosts.conftest import Cluster
 from tests.ray.test_full_disk import fill
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(900)
 
 CUT_S = 10
 LOCKED_S = 30
-FENCE_S = 50
 NOTICED_S = 16
 
 

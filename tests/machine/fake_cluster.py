@@ -233,6 +233,7 @@ class Site:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.rules: Rules | UsageError = Rules()
+        self.fence_s = 50.0
         self.home = home
         self.cluster = cluster
         self.name = name
@@ -240,7 +241,14 @@ class Site:
         self.controller = self._new()
 
     def _new(self) -> Controller:
-        controller = Controller(str(self.home), self.name, self.cluster, self.clock, rules=self._rules)
+        controller = Controller(
+            str(self.home),
+            self.name,
+            self.cluster,
+            self.clock,
+            rules=self._rules,
+            fence_s=lambda: self.fence_s,
+        )
         self.cluster.attach(controller)
         return controller
 

@@ -268,6 +268,23 @@ async def test_what_may_run_on_on_a_silent_host_is_waited_for(tmp_path: Path) ->
 
 
 @in_loop
+async def test_an_attempt_keeps_the_fence_it_was_placed_with_whatever_the_next_controller_finds_set(
+    tmp_path: Path,
+) -> None:
+    here = site(tmp_path, hosts="abc")
+    here.fence_s = 600.0
+    await here.submit("digits-1", retry={})
+    await here.reaches("digits-1", JobState.RUNNING)
+    here.fence_s = 30.0
+    await here.restart()
+    here.cluster.silent.add("id-of-b")
+    here.cluster.lose_node("id-of-b")
+    waits = await here.shows("digits-1", lambda info: "before its next attempt" in (info.pending or ""))
+    assert waits.pending is not None and 500 < float(waits.pending.split()[1]) <= 600
+    await finish(here, "digits-1")
+
+
+@in_loop
 async def test_what_the_store_does_not_take_is_refused_and_does_not_happen_later(tmp_path: Path) -> None:
     here = site(tmp_path)
     await here.submit("digits-1")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raycontrol import backends
-from raycontrol.demands import FENCE_S
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
     InstanceClosed,
@@ -25,7 +24,7 @@ from raycontrol.events import (
     RunsGone,
     StagePassed,
 )
-from raycontrol.job import Ended, Job
+from raycontrol.job import FENCE_S, Ended, Job
 from raycontrol.placement import Assignment, Node, place, reserve
 from raycontrol.plan import Facts
 from raycontrol.spec import Member, members

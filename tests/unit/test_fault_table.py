@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from raycontrol.demands import FENCE_S
 from raycontrol.events import StopRequested
+from raycontrol.job import FENCE_S
 from raycontrol.spec import Retry
 from raycontrol.status import JobState, Reason
 from tests.unit.fake_gangs import NOTICED_S, Program, nodes

@@ -210,6 +210,14 @@ def test_an_instance_that_does_not_answer_when_it_is_stopped_is_waited_for_too()
     assert (job.state, job.not_before) == (JobState.QUEUED, 3050.0)
 
 
+def test_how_long_such_an_instance_is_waited_for_was_settled_when_its_attempt_was_placed() -> None:
+    suspending = replace(jobs.suspending(), fence_s=120.0)
+    job = after(suspending, TimePassed(2000.0), TimePassed(3000.0), replace(RELEASED, at=3001.0))
+    assert (job.not_before, job.fence_s) == (3120.0, 120.0)
+    again = after(replace(job, held=None), NodesChosen(3200.0, jobs.ASSIGNMENTS, fence_s=30.0))
+    assert again.fence_s == 30.0
+
+
 # Wishes meanwhile.
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from raycontrol import queue
-from raycontrol.demands import FENCE_S, due, resume
+from raycontrol.demands import due, resume
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
     CarryOutStage,
@@ -271,7 +271,7 @@ class World(Gangs):
 
     def _lost(self, attempt_id: str, name: str) -> None:
         node_id = self.job.instance(name).node_id
-        until = self.now() + FENCE_S if self.may_run_on(node_id) else None
+        until = self.now() + self.job.fence_s if self.may_run_on(node_id) else None
         self._tell_later(lambda: InstanceLost(self.now(), attempt_id, name, "its actor died", until))
 
     def may_run_on(self, node_id: str) -> bool:
