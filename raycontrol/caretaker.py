@@ -16,6 +16,8 @@ from raycontrol.retention import DAY_S, Limits, expired
 log = logging.getLogger(__name__)
 
 NODE_POLL_S = 5.0
+HEARTBEAT_S = 5.0
+"""How long a node's actor has to answer that it is there."""
 RECONCILE_S = 60.0
 RETENTION_S = 3600.0
 
@@ -52,22 +54,38 @@ class Caretaker:
     async def look_for_lost_nodes(self) -> None:
         """Tell of instances whose node is gone: an actor that had not started yet has nobody to say so.
 
-        A node counts as gone when two looks in a row miss it; Ray's list may be short while it restarts.
+        A node counts as gone when two looks in a row miss it.
         """
-        living = {node.id for node in await self._cluster.nodes()}
         open_ones = [
             (job, item)
             for job in self._ledger.jobs.values()
             if not job.state.terminal
             for item in job.instances
-            if not item.closed and item.node_id not in living
+            if not item.closed
         ]
-        gone = [(job, item) for job, item in open_ones if item.node_id in self._missing]
+        missing = await self._missing_of({item.node_id for _, item in open_ones})
+        gone = [(job, item) for job, item in open_ones if item.node_id in self._missing & missing]
         why = "its node left the cluster"
         events = (lost(self._cluster, self._clock, job, item.name, why) for job, item in gone)
         for event, (job, _) in zip(await asyncio.gather(*events), gone, strict=True):
             self._ledger.post(job.id, event)
-        self._missing = {item.node_id for _, item in open_ones}
+        self._missing = missing
+
+    async def _missing_of(self, node_ids: set[str]) -> set[str]:
+        records = await self._cluster.node_records()
+        unknown = sorted(node_ids - records.keys())
+        answers = dict(zip(unknown, await asyncio.gather(*map(self._answers, unknown)), strict=True))
+        return {one for one in node_ids if is_missing(records.get(one), answers.get(one, False))}
+
+    async def _answers(self, node_id: str) -> bool:
+        """Return whether the node's actor answers: the node's heartbeat, felt for only where Ray has no record of it."""
+        try:
+            await asyncio.wait_for(self._cluster.time_of(node_id), HEARTBEAT_S)
+        except Exception as error:  # whatever it is, it is no answer
+            log.warning("node %s, of which Ray has no record, does not answer: %r", node_id, error)
+            return False
+        log.warning("node %s answers, although Ray has no record of it", node_id)
+        return True
 
     # What no job owns.
 
@@ -122,6 +140,15 @@ class Caretaker:
         doomed = [job_id for job_id in job_ids if job_id not in self._ledger.jobs]
         await self._held.ask(lambda store: store.remove(doomed))
         await self._cluster.remove_stored(doomed, await self._held.ask(lambda store: store.packages()))
+
+
+def is_missing(lives: bool | None, answers: bool) -> bool:
+    """Return whether a node is to be missed, by Ray's record of it (None: it has none) and by its own actor's answer.
+
+    That a node is dead Ray never takes back, and what runs there ends (``fence``), be it that its actor still answers: its
+    raylet hangs. That it has no record says little, as while Ray starts again; only with the actor's silence is it a loss.
+    """
+    return not answers if lives is None else not lives
 
 
 async def _try(call: Callable[[], Coroutine[Any, Any, None]]) -> None:

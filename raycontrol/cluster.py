@@ -107,9 +107,13 @@ class RayCluster:
         self._home = home
         self._instances: dict[tuple[str, str], Any] = {}
         self._reserving: dict[str, asyncio.Future[None]] = {}
+        self._servants: dict[str, Any] = {}
 
     async def nodes(self) -> tuple[NodeRoom, ...]:
         return await asyncio.to_thread(living_nodes)
+
+    async def node_records(self) -> dict[str, bool]:
+        return {node["NodeID"]: node["Alive"] for node in await asyncio.to_thread(ray_nodes)}
 
     async def reserve(self, job: Job) -> None:
         """A thread does it, and goes on if this call is cancelled; ``release`` waits for it."""
@@ -183,8 +187,20 @@ class RayCluster:
         return await asyncio.to_thread(_may_run_on, node_id, ip)
 
     async def serve_nodes(self) -> None:
-        await asyncio.to_thread(_make_node_actors)
+        await asyncio.to_thread(self._keep_servants)
         await asyncio.to_thread(archive_handle, self._home)
+
+    def _keep_servants(self) -> None:
+        """Make the node actors that are not there, and hold all of them: so they can be reached whatever becomes of Ray's tables."""
+        known = set(_actor_names())
+        for node in ray_nodes():
+            node_id, name = node["NodeID"], node_actor_name(node["NodeID"])
+            if not node["Alive"]:
+                self._servants.pop(node_id, None)
+            elif name not in known:
+                self._servants[node_id] = _make_node_actor(node_id)
+            elif node_id not in self._servants:
+                self._servants[node_id] = ray.get_actor(name, NAMESPACE)
 
     async def head_id(self) -> str:
         node_id: str = ray.get_runtime_context().get_node_id()  # the controller's actor is pinned to the head
@@ -199,7 +215,8 @@ class RayCluster:
         return found
 
     async def time_of(self, node_id: str) -> float:
-        return float(await result_of((await _node_actor(node_id)).now.remote()))
+        actor = self._servants.get(node_id) or await _node_actor(node_id)
+        return float(await result_of(actor.now.remote()))
 
     async def attempts(self) -> set[str]:
         return await asyncio.to_thread(self._attempts)
@@ -355,15 +372,10 @@ def _kill_actor(name: str, no_restart: bool = True) -> None:
         pass  # it is gone already
 
 
-def _make_node_actors() -> None:
-    known = set(_actor_names())
-    for node in ray_nodes():
-        name = node_actor_name(node["NodeID"])
-        if node["Alive"] and name not in known:
-            here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ray.remote(NodeActor).options(
-                **FREE, name=name, get_if_exists=True, scheduling_strategy=here
-            ).remote()
+def _make_node_actor(node_id: str) -> Any:
+    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    options = {**FREE, "name": node_actor_name(node_id), "get_if_exists": True}
+    return ray.remote(NodeActor).options(**options, scheduling_strategy=here).remote()
 
 
 async def _node_actor(node_id: str) -> Any:

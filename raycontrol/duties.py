@@ -54,6 +54,9 @@ class Cluster(Protocol):
     async def nodes(self) -> tuple[placement.Node, ...]:
         """Return the living nodes and what is free on them, what others use included."""
 
+    async def node_records(self) -> Mapping[str, bool]:
+        """Return, for every node that Ray has a record of, whether it lives by that; by its id."""
+
     async def reserve(self, job: Job) -> None:
         """Reserve one bundle an instance on the chosen nodes and start the instances' actors; raises ReservationRefused."""
 
@@ -89,7 +92,7 @@ class Cluster(Protocol):
         """Return how long names of these addresses take to find on a node, ``limit_s`` seconds at most."""
 
     async def time_of(self, node_id: str) -> float:
-        """Return a node's clock, in seconds since the epoch."""
+        """Return a node's clock, in seconds since the epoch. Its actor is asked itself, whatever Ray has a record of."""
 
     async def attempts(self) -> set[str]:
         """Return the ids of the attempts of this cluster's jobs that have an actor or a placement group."""

@@ -31,8 +31,8 @@ from tests.unit.fake_gangs import FakeInstance, Gangs, Program
 
 class FakeCluster(Gangs):
     """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
-    as they were when nothing was reserved. ``hidden`` are ids of nodes that are gone and whose actors say nothing,
-    ``silent`` those of nodes whose hosts do not answer. ``answers`` says, by a node's id, what its actor answers when
+    as they were when nothing was reserved. ``hidden`` are ids of nodes that Ray has no record of and whose instances say nothing,
+    ``heartbeats`` those of them whose own actors go on answering, ``silent`` those of nodes whose hosts do not answer. ``answers`` says, by a node's id, what its actor answers when
     asked for facts (an error is raised, None is no answer at all), ``clocks_ahead_s`` how far its clock is ahead. A look
     at all attempts is answered when ``looking`` is set. ``kill_at`` numbers the moments before and after calls at which
     ``killed`` is set; that call, and so its caller, goes no further.
@@ -46,6 +46,8 @@ class FakeCluster(Gangs):
         self.trouble: dict[str, list[Exception]] = {}
         self.lags = False
         self.hidden: set[str] = set()
+        self.heartbeats: set[str] = set()
+        self._joined = frozenset(room.id for room in rooms)
         self.silent: set[str] = set()
         self.answers: dict[str, NodeFacts | Exception | None] = {}
         self.clocks_ahead_s: dict[str, float] = {}
@@ -96,6 +98,9 @@ class FakeCluster(Gangs):
         rooms = tuple(self.rooms.values()) if self.lags else self.free_rooms()
         return tuple(room for room in rooms if room.id not in self.hidden)
 
+    async def node_records(self) -> Mapping[str, bool]:
+        return {node_id: node_id in self.rooms for node_id in self._joined - self.hidden}
+
     async def reserve(self, job: Job) -> None:
         await self._act(f"reserve {job.attempt_id}", lambda: self.reserve_gang(job))
 
@@ -142,6 +147,8 @@ class FakeCluster(Gangs):
         return tuple(Lookup(ip=ip, seconds=0.25, name=f"name of {ip}") for ip in ips)
 
     async def time_of(self, node_id: str) -> float:
+        if node_id in self.hidden - self.heartbeats:
+            raise ConnectionError("the actor does not answer")
         return self.now() + self.clocks_ahead_s.get(node_id, 0.0)
 
     async def attempts(self) -> set[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from raycontrol.caretaker import is_missing
 from raycontrol.demands import STOP_SLACK_S, deadline
 from raycontrol.errors import StoreError, UsageError
 from raycontrol.events import InstanceNoted
@@ -103,6 +104,41 @@ async def test_an_instance_whose_node_is_gone_is_lost_though_its_actor_never_sai
     assert (ended.state, ended.reason) == (JobState.FAILED, Reason.INSTANCE_LOST)
     assert ended.verdict is not None and "its node left the cluster" in ended.verdict.summary
     await here.kill()
+
+
+@in_loop
+async def test_a_node_that_ray_has_no_record_of_is_not_lost_while_its_actor_answers(tmp_path: Path) -> None:
+    """As long as a Ray that has just started again does not know all of its nodes."""
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    here.cluster.hidden.add("id-of-b")
+    here.cluster.heartbeats.add("id-of-b")
+    for _ in range(3):
+        await here.controller._caretaker.look_for_lost_nodes()
+    assert (await here.controller.info("digits-1")).state is JobState.RUNNING
+    here.cluster.hidden.clear()
+    await here.controller.stop("digits-1", "seen enough")
+    await here.ends("digits-1")
+    await finish(here)
+
+
+@pytest.mark.parametrize(
+    ("record", "answers", "missing"),
+    [
+        ("it lives", True, False),
+        ("it lives", False, False),
+        ("it is dead", True, True),
+        ("it is dead", False, True),
+        ("none", True, False),
+        ("none", False, True),
+    ],
+)
+def test_when_a_node_is_missing_by_what_ray_says_and_by_its_own_answer(
+    record: str, answers: bool, missing: bool
+) -> None:
+    lives = {"it lives": True, "it is dead": False, "none": None}[record]
+    assert is_missing(lives, answers) is missing
 
 
 @in_loop
