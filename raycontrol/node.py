@@ -205,6 +205,7 @@ class Node:
         killed = process.sweep_all(attempts) if attempts else 0
         if killed:
             log.warning("killed %d processes that nobody supervised any more", killed)
+        process.remove_groups()
         for folder in matching(self._jobs, "*"):
             if ("job", folder.name) in self._released:  # an instance that was dying has made it once more
                 self._remove_job(folder.name)

@@ -5,9 +5,10 @@ leaves no zombie. When it dies, in whatever way, each supervisor sees it and kil
 killed, ``Process`` sees that and sweeps up by the mark that every process of a tree carries in its environment; and
 when both are killed, somebody else calls ``sweep``.
 
-Processes of an attempt are known by ``RAYCONTROL_ATTEMPT_ID``, a supervisor by ``RAYCONTROL_SUPERVISOR`` with the
-same value. A process that has cleared its environment, left its session and lost its parent *and* its supervisor
-cannot be told from a stranger's: only that one escapes.
+Processes of an attempt are known by ``RAYCONTROL_ATTEMPT_ID`` and, where this machine allows it, by the name of their
+cgroup; a supervisor is known by ``RAYCONTROL_SUPERVISOR`` with the same value. Where there are no such cgroups, a process
+that has cleared its environment, left its session and lost its parent *and* its supervisor cannot be told from a
+stranger's: only that one escapes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycontrol import supervisor
-from raycontrol.supervisor import LOG_FILE, MARK, STATUS_FILE, SUPERVISOR_MARK, Entry
+from raycontrol.supervisor import GROUP, LOG_FILE, MARK, STATUS_FILE, SUPERVISOR_MARK, Entry
 
 __all__ = [
     "LOG_FILE",
@@ -42,6 +43,7 @@ __all__ = [
     "Run",
     "marked",
     "read_status",
+    "remove_groups",
     "start",
     "sweep",
     "sweep_all",
@@ -268,11 +270,12 @@ def marked(mark: str, *, prefix: bool = False, supervisors: bool = False) -> lis
     processes = supervisor.table()
     if not processes:
         raise OSError("the process table cannot be read")
-    names = (MARK, SUPERVISOR_MARK) if supervisors else (MARK,)
 
     def is_marked(row: Entry) -> bool:
         environ = _environ(row.pid)
-        marks = (environ[name] for name in names if name in environ)
+        marks = _marks(row.pid, environ)
+        if supervisors and SUPERVISOR_MARK in environ:
+            marks.add(environ[SUPERVISOR_MARK])
         return any(found.startswith(mark) if prefix else found == mark for found in marks)
 
     return [ProcessId(row.pid, row.start_time) for row in processes.values() if row.alive and is_marked(row)]
@@ -292,6 +295,13 @@ def sweep(mark: str, *, prefix: bool = False) -> int:
 def sweep_all(marks: Collection[str]) -> int:
     """``sweep`` for many attempts, in the time of one."""
     return _sweep(lambda candidate: candidate in marks, None)
+
+
+def remove_groups() -> None:
+    """Remove the cgroups of attempts that have no processes, which those leave that are killed with their supervisors."""
+    above = supervisor.own_group()
+    for folder in Path(above).glob(f"{GROUP}*") if above is not None else ():
+        supervisor.remove_group(folder.name)
 
 
 # Starting.
@@ -400,6 +410,7 @@ def _bytes(text: str) -> bytes:
 def _bury(run: Run, main: ProcessId, outcome: Exit) -> str | None:
     """Sweep after a supervisor's death, then make sure of the outcome on disk; say why, if it is not there."""
     _sweep(lambda mark: mark == run.mark, main)
+    supervisor.remove_group(GROUP + run.mark)
     return None if read_status(run.folder) is not None else _keep(run, main.pid, outcome)
 
 
@@ -436,8 +447,8 @@ def _strays(wanted: Callable[[str], bool], main: ProcessId | None) -> list[Entry
     ours = _lineage(processes, os.getpid())
 
     def is_stray(row: Entry) -> bool:
-        mark = environs[row.pid].get(MARK)
-        return mark is not None and wanted(mark) and not _supervised(row.pid, mark)
+        marks = _marks(row.pid, environs[row.pid])
+        return any(wanted(mark) and not _supervised(row.pid, mark) for mark in marks)
 
     strays = {row.pid: row for row in living if row.pid not in ours and is_stray(row)}
     sessions = {row.session for row in strays.values() if row.session in strays}
@@ -490,6 +501,17 @@ def _look_for_supervisor(pid: int, mark: str | None) -> bool | None:
         if row is None:
             return None
     return False
+
+
+def _marks(pid: int, environ: Mapping[str, str]) -> set[str]:
+    """The attempts that a process belongs to, by its environment and its cgroup: several, where one has been started in another."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        lines = []
+    places = [line.removeprefix("0::").split("/") for line in lines if line.startswith("0::")]
+    marks = {name.removeprefix(GROUP) for place in places for name in place if name.startswith(GROUP)}
+    return marks | ({environ[MARK]} if MARK in environ else set())
 
 
 def _environ(pid: int) -> dict[str, str]:

@@ -14,6 +14,9 @@ torchrun, mpirun and the like put their ranks into sessions of their own and pas
 second delivery from us would break into that. Processes that lost their parent have nobody to pass it on, so they
 get it from us, once. When the grace is over, everything that is left is killed, wherever it has hidden itself.
 
+Where the second version of cgroups lets us, the tree has a cgroup, one for all runs of its attempt on this machine: what
+has cleared its environment, left its session and lost its supervisor is still known by it (``process.sweep``).
+
 Pure standard library and few imports, because every run waits for them: ``_signal`` and ``_ctypes`` are the C
 halves of ``signal`` and ``ctypes`` and save 10 ms of 25.
 """
@@ -46,6 +49,9 @@ LEFTOVERS_GRACE_S = 2.0
 LONGEST_SLEEP_S = 3600.0  # far below 2**31 ms, where poll's timeout overflows
 OWN_STOP_GRACE_S = 10.0
 OPEN_FILES = 65536
+GROUP = "raycontrol-"
+GROUP_ROOTS = ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")
+GROUP_TRIES = 3
 DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 LONGEST_STRING = 32 * 4096  # the kernel's MAX_ARG_STRLEN, the closing zero included
 PR_SET_PDEATHSIG = 1
@@ -127,6 +133,7 @@ class Supervisor:
             if self.outcome is not None and self.writer is None:
                 self._save()
             self._press()
+        remove_group(GROUP + self.config["mark"])
         self.report("gone", self.unsaved)
 
     def report(self, *message: object) -> None:
@@ -460,6 +467,7 @@ def _become_main(config: dict[str, Any], stdio: tuple[int, ...], failure_out: in
             os._exit(0)
         os.umask(0o022)
         _write_text("/proc/self/oom_score_adj", "0")
+        enter_group(GROUP + config["mark"])
         _raise_limit(resource.RLIMIT_MEMLOCK, None)
         _raise_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
         _set_streams(_streams(config["folder"], stdio))
@@ -666,6 +674,57 @@ def _open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     except OSError:
         return None
+
+
+# Cgroups.
+
+
+def enter_group(name: str) -> None:
+    """Move this process, and so all that comes of it, into a cgroup below its own; where that cannot be, nothing happens."""
+    above = own_group()
+    if above is None:
+        return
+    for _ in range(GROUP_TRIES):  # another run of this attempt may just have removed it
+        _try(os.mkdir, f"{above}/{name}")
+        try:
+            with open(f"{above}/{name}/cgroup.procs", "w") as file:
+                file.write("0")
+            return
+        except OSError:
+            _try(os.rmdir, f"{above}/{name}")
+
+
+def own_group() -> str | None:
+    """The folder of this process's cgroup; None where there is none, or those below it would get shares of its resources."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            paths = [line[3:].rstrip("\n") for line in file if line.startswith("0::")]
+    except OSError:
+        return None
+    for folder in [root + path.rstrip("/") for path in paths for root in GROUP_ROOTS]:
+        try:
+            with open(f"{folder}/cgroup.subtree_control") as file:
+                return None if file.read().strip() else folder
+        except OSError:
+            continue
+    return None
+
+
+def remove_group(name: str) -> None:
+    """Remove a cgroup below this process's own, with what a job has made below it; one that has processes stays."""
+    above = own_group()
+    if above is not None:
+        _remove_below(f"{above}/{name}")
+
+
+def _remove_below(folder: str) -> None:
+    try:
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                _remove_below(entry.path)
+        _try(os.rmdir, folder)
+    except OSError:
+        pass  # it is gone
 
 
 # Small parts.

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from raycontrol.supervisor import GROUP, GROUP_ROOTS
 from tests.support import wait_until
 
 MARK = b"RAYCONTROL_ATTEMPT_ID="
@@ -157,6 +158,7 @@ def look(world: World) -> Look:
         ),
         *reserved(cluster["nodes"]),
         *files(world.folders()),
+        *cgroups(),
     ]
     listeners = listening(world.reapers(), owners)
     return Look(frozenset(things), frozenset(listeners), frozenset(owners.values()))
@@ -204,6 +206,17 @@ def files(folders: Iterable[Path]) -> Iterator[str]:
         yield f"file {path}"
     for path in Path("/dev/shm").glob("*plasma*"):
         yield f"shared memory {path}"
+
+
+def cgroups() -> Iterator[str]:
+    """Those that have no processes; others may be of jobs of another cluster on this machine."""
+    root = next((root for root in map(Path, GROUP_ROOTS) if (root / "cgroup.controllers").exists()), None)
+    for folder in root.rglob(f"{GROUP}*") if root is not None else ():
+        try:
+            if "populated 0" in (folder / "cgroup.events").read_text():
+                yield f"cgroup {folder}"
+        except OSError:  # it has just been removed
+            continue
 
 
 def listening(reapers: Iterable[int], owners: dict[int, Owner]) -> Iterator[Listener]:

@@ -33,6 +33,8 @@ setsid bash -c 'stay session' &
 (env -i PIDS=$PIDS setsid bash -c 'echo $$ > $PIDS/unmarked; exec sleep 1000' &)
 bash -c 'bash -c "stay grandchild" & wait' &
 """
+HAS_CGROUPS = (above := supervisor.own_group()) is not None and os.access(above, os.W_OK)
+"""Whether what hides itself like ``unmarked`` is known by its cgroup, if its owner is one of our rights."""
 FAMILY_NAMES = ("stubborn", "session", "daemon", "unmarked", "grandchild")
 
 # An owner as a program of its own: starts one run, prints its pid, and goes on in the way that its last line says.

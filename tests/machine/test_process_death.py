@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from raycontrol.process import marked, read_status, start, sweep
 from tests.machine.process_trees import (
     FAMILY,
     FAMILY_NAMES,
+    HAS_CGROUPS,
     Owner,
     Trees,
     alive,
@@ -126,9 +128,9 @@ def test_a_killed_supervisor_is_noticed_and_its_tree_swept(trees: Trees):
         assert (outcome.code, outcome.signal, outcome.error) == (None, 9, "its supervisor was killed")
         assert read_status(run.folder) == outcome == await handle.wait()
         assert trees.living(pids) == []
-        os.kill(
-            unmarked, signal.SIGKILL
-        )  # the one that nobody can know: no mark, session, parent or supervisor
+        if not HAS_CGROUPS:  # the one that nobody can know then: no mark, session, parent or supervisor
+            os.kill(unmarked, signal.SIGKILL)
+        assert not alive(unmarked)
 
     play(story())
 
@@ -230,10 +232,48 @@ def test_a_sweep_ends_what_a_killed_owner_and_a_killed_supervisor_left(trees: Tr
         assert sweep(trees.mark) >= 4
         assert marked(trees.mark) == []
         assert sweep(trees.mark) == 0
-        os.kill(pids.pop("unmarked"), signal.SIGKILL)
+        if prefix or not HAS_CGROUPS:  # without rights it may have had no cgroup
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids.pop("unmarked"), signal.SIGKILL)
         assert trees.living(pids) == []
     finally:
         owner.close()
+
+
+def test_what_has_cleared_its_environment_and_lost_everybody_is_known_by_its_cgroup(trees: Trees):
+    if not HAS_CGROUPS:
+        pytest.skip("needs the right to make cgroups of the second version")
+    group = Path(supervisor.own_group()) / f"{supervisor.GROUP}{trees.mark}"
+    hidden = "(env -i PIDS=$PIDS setsid bash -c '(echo $BASHPID > $PIDS/hidden; exec sleep 1000) &' &)"
+
+    async def story() -> None:
+        handle = await start(trees.run(f"{hidden}; sleep 1000"))
+        pid = (await asyncio.to_thread(trees.recorded, "hidden"))["hidden"]
+        assert process.MARK not in process._environ(pid)
+        assert {found.pid for found in marked(trees.mark)} >= {handle.pid, pid}
+        os.kill(parent(handle.pid), signal.SIGKILL)
+        await handle.gone()
+        assert not alive(pid)
+        assert not group.exists()
+
+    play(story())
+
+
+def test_runs_of_an_attempt_share_its_cgroup_and_the_last_one_removes_it(trees: Trees):
+    if not HAS_CGROUPS:
+        pytest.skip("needs the right to make cgroups of the second version")
+    group = Path(supervisor.own_group()) / f"{supervisor.GROUP}{trees.mark}"
+
+    async def story() -> None:
+        first, second = [await start(trees.run("sleep 1000")) for _ in range(2)]
+        assert {first.pid, second.pid} <= set(map(int, (group / "cgroup.procs").read_text().split()))
+        await first.kill("no longer needed")
+        assert group.exists()
+        (group / "of the job's own").mkdir()
+        await second.kill("no longer needed")
+        assert not group.exists()
+
+    play(story())
 
 
 def test_a_sweep_spares_what_has_a_living_supervisor_and_what_is_anothers(trees: Trees):
