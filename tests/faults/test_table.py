@@ -68,11 +68,12 @@ def lock_store(scene: Scene) -> None:
 
 def fill_disk(scene: Scene) -> None:
     filler = fill(scene.cluster.home, leave=0)
-    scene.thaw()
-    refused = scene.cluster.raycontrol(HEAD, "submit", "--cpu", "0.1", "--", "true", timeout_s=STARTED_S)
-    assert refused.returncode == 125 and "Traceback" not in refused.stderr
-    scene.jobs["running"].goes_on()
-    filler.unlink()
+    try:
+        scene.thaw()
+        scene.submit_until_refused()
+        scene.jobs["running"].goes_on()
+    finally:
+        filler.unlink()
 
 
 def kill_gcs(scene: Scene) -> None:
