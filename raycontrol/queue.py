@@ -12,10 +12,12 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from raycontrol.placement import Assignment, Node, could_ever, explain, find
 from raycontrol.promises import NEVER, Promises, Stay, stay_of
 from raycontrol.queuejobs import (
+    ASIDE,
     Decision,
     KeepWaiting,
     Kind,
@@ -109,7 +111,7 @@ def decide(
     capacity = capacity or Capacity()
     capacity.look_at(nodes)
     one_pass = _Pass(nodes, running, rules or Rules(), now, capacity)
-    return [decision for item in in_order(waiting) for decision in one_pass.decide(item)]
+    return one_pass.walk(in_order(waiting))
 
 
 PASSES: dict[Policy, Callable[[Waiting, Waiting], bool]] = {
@@ -146,6 +148,7 @@ class _Pass:
         self._stuck: list[Waiting] = []  # those of them that have no claim
         self._closed = False  # nobody behind is filled in any more
         self._ahead = 0
+        self._told: dict[str, KeepWaiting] = {}  # since something last changed, by what makes jobs alike
         self._promises: Promises | None = None
         # What was found for a shape holds for those behind too: what is free only becomes less.
         self._full_for: dict[str, str] = {}
@@ -153,7 +156,25 @@ class _Pass:
         self._refused: dict[tuple[str, str], float] = {}
         self._holders: dict[Kind, str] = {}
 
-    def decide(self, item: Waiting) -> list[Decision]:
+    def walk(self, line: Sequence[Waiting]) -> list[Decision]:
+        """Answer everybody in turn; who is like one that was answered since anything changed gets the same answer."""
+        alike = attrgetter("alike_of_user" if self._rules.limited else "alike")
+        decisions: list[Decision] = []
+        for item in line:
+            known = self._told.get(alike(item))
+            if known is None:
+                told = self._told
+                decisions += self._decide(item)
+                if isinstance(decisions[-1], KeepWaiting) and self._told is told:
+                    told[alike(item)] = decisions[-1]
+            elif known.kind in ASIDE:
+                decisions.append(KeepWaiting(item.job_id, known.kind, known.why))
+            else:
+                decisions.append(KeepWaiting(item.job_id, known.kind, known.why, self._ahead))
+                self._ahead += 1
+        return decisions
+
+    def _decide(self, item: Waiting) -> list[Decision]:
         item = self._capacity.sparing(item)
         aside = self._aside(item)
         if aside is not None:
@@ -165,11 +186,13 @@ class _Pass:
         decisions = self._claim(item) if self._may_claim(item) else None
         if decisions is None:
             decisions = [self._blocked(item) if may_start else self._behind(item)]
+            if not self._stuck or (self._backfill and not self._closed):
+                self._told = {}
             self._stuck.append(item)
             self._closed = self._backfill and len(self._stuck) > PROMISES
         self._ahead += 1
         if self._first is None:
-            self._first = item
+            self._first, self._told = item, {}
         return decisions
 
     def _aside(self, item: Waiting) -> KeepWaiting | None:
@@ -207,6 +230,7 @@ class _Pass:
     def _note(self, item: Waiting, rooms: tuple[Assignment, ...]) -> None:
         stay = Stay(item, held_by(item.gang, rooms), self._now, item.over_by(self._now))
         self._stays.append(stay)
+        self._told = {}
         if self._promises is not None:
             self._promises.add(stay)
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
 from raycontrol.placement import Assignment, demand, hardest
 from raycontrol.spec import JobSpec, Member, members
@@ -24,6 +25,9 @@ class Wait(Word):
     NO_ROOM = "NO_ROOM"
     BEHIND = "BEHIND"
     MAKING_ROOM = "MAKING_ROOM"
+
+
+ASIDE = frozenset({Wait.HELD, Wait.INFEASIBLE, Wait.USER_LIMIT})
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,16 @@ class Waiting(QueueJob):
         return f"{super().shape} but {sorted(self.avoided)}" if self.avoided else super().shape
 
     @cached_property
+    def alike(self) -> str:
+        """What an answer to the job depends on, in one moment of a pass; a text, as ``shape`` is."""
+        return f"{self.spec.priority} {self.shape} {self.held!r}"
+
+    @cached_property
+    def alike_of_user(self) -> str:
+        """As ``alike``, where users have limits."""
+        return f"{self.alike} {self.user!r}"
+
+    @cached_property
     def turn(self) -> tuple[int, float, str]:
         """What the order of the queue goes by."""
         return self.spec.priority, self.submitted_at, self.job_id
@@ -154,9 +168,11 @@ class PlaceNow:
     assignments: tuple[Assignment, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepWaiting:
-    """``why`` is for a person; ``ahead`` is how many jobs are to start before this one."""
+class KeepWaiting(NamedTuple):
+    """``why`` is for a person; ``ahead`` is how many jobs are to start before this one.
+
+    A tuple, because there are ten thousand in a pass.
+    """
 
     job_id: str
     kind: Wait
@@ -182,4 +198,4 @@ Decision: TypeAlias = PlaceNow | KeepWaiting | Preempt
 
 def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
     """Return the jobs in the order in which they are decided upon."""
-    return sorted(waiting, key=lambda item: item.turn)
+    return sorted(waiting, key=attrgetter("turn"))

@@ -1,7 +1,7 @@
 """What one pass of the queue costs, beside the least it has to do: ``python -m tests.bench.queue [--jobs N] …``.
 
-1,000 nodes of 8 GPUs, 10,000 waiting jobs of 15 shapes, ten priorities and three limits. The first pass fills the
-cluster; then the same is asked again with nothing changed, and with one job ended. The floor, in the same run: sort the
+1,000 nodes of 8 GPUs; 1,000 and 10,000 jobs of 15 shapes, ten priorities and three limits. The first pass fills the
+cluster; then the same is asked again with nothing changed, with one job added, and with one ended. The floor, in the same run: sort the
 jobs by what they are ordered by, and make one answer for each. Times are CPU seconds of this process, medians.
 """
 
@@ -12,6 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from raycontrol.placement import Node
@@ -77,38 +78,43 @@ def median_ms(work: Callable[[], object], rounds: int) -> float:
     return statistics.median(times) * 1000
 
 
+def measure(policy: Policy, nodes: Sequence[Node], waiting: Sequence[Waiting], rounds: int) -> str:
+    rules, capacity = Rules(policy), Capacity()
+    began = time.process_time()
+    decisions = decide(waiting, nodes, (), rules, 1000.0, capacity)
+    first = (time.process_time() - began) * 1000
+    running = started(waiting, decisions, 1000.0, random.Random(2))
+    placed = {job.job_id for job in running}
+    rest = [item for item in waiting if item.job_id not in placed]
+    more = [*rest, replace(rest[0], job_id="added", submitted_at=1000.5)]
+    room = Room(nodes, Usage(rules))
+    for job in running:
+        room.take(job, job.rooms)
+    full = list(room.nodes.values())
+    room.give_back(running[5])
+    relieved, fewer = list(room.nodes.values()), running[:5] + running[6:]
+
+    least = median_ms(partial(floor, rest), rounds)
+    passes = ((rest, full, running), (more, full, running), (rest, relieved, fewer))
+    costs = [median_ms(partial(decide, *asked, rules, 1001.0, capacity), rounds) for asked in passes]
+    told = "".join(f"{cost:9.1f} ({cost / least:4.1f})" for cost in costs)
+    return f"{len(waiting):7} {policy:10}{first:12.0f}{len(running):9}{told}{least:8.1f}"
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--jobs", type=int, default=10_000)
+    options.add_argument("--jobs", type=int, nargs="*", default=[1_000, 10_000])
     options.add_argument("--nodes", type=int, default=1_000)
     options.add_argument("--rounds", type=int, default=15)
     given = options.parse_args()
-    nodes, waiting = cluster(given.nodes), line(given.jobs, random.Random(1))
-    floor(waiting)
-    print(f"{given.jobs} jobs, {given.nodes} nodes; CPU ms, medians of {given.rounds}; in brackets: floors")
-    print(f"{'policy':10}{'first pass':>14}{'started':>9}{'unchanged':>16}{'one ended':>16}{'floor':>8}")
-    for policy in Policy:
-        rules, capacity = Rules(policy), Capacity()
-        began = time.process_time()
-        decisions = decide(waiting, nodes, (), rules, 1000.0, capacity)
-        first = (time.process_time() - began) * 1000
-        running = started(waiting, decisions, 1000.0, random.Random(2))
-        placed = {job.job_id for job in running}
-        rest = [item for item in waiting if item.job_id not in placed]
-        room = Room(nodes, Usage(rules))
-        for job in running:
-            room.take(job, job.rooms)
-        full = list(room.nodes.values())
-        room.give_back(running[5])
-        relieved, fewer = list(room.nodes.values()), running[:5] + running[6:]
-
-        least = median_ms(partial(floor, rest), given.rounds)
-        same = median_ms(partial(decide, rest, full, running, rules, 1001.0, capacity), given.rounds)
-        ended = median_ms(partial(decide, rest, relieved, fewer, rules, 1001.0, capacity), given.rounds)
-        print(
-            f"{policy:10}{first:14.0f}{len(running):9}{same:10.1f} ({same / least:.1f}){ended:10.1f} ({ended / least:.1f})"
-            f"{least:8.1f}"
-        )
+    print(f"{given.nodes} nodes; CPU ms, medians of {given.rounds}; in brackets: floors")
+    columns = "".join(f"{name:>16}" for name in ("unchanged", "one added", "one ended"))
+    print(f"{'jobs':>7} {'policy':10}{'first pass':>12}{'started':>9}{columns}{'floor':>8}")
+    for count in given.jobs:
+        nodes, waiting = cluster(given.nodes), line(count, random.Random(1))
+        floor(waiting)
+        for policy in Policy:
+            print(measure(policy, nodes, waiting, given.rounds), flush=True)
 
 
 if __name__ == "__main__":

@@ -675,6 +675,33 @@ def test_gangs_are_placed_whole_within_what_is_free_and_as_the_policy_says(
     check_nodes(empty, [*running, *started])
 
 
+LIMITED = st.builds(
+    Rules,
+    st.sampled_from(Policy),
+    user_jobs=st.sampled_from([None, 2]),
+    user_gpus=st.sampled_from([None, 8.0]),
+    all_jobs=st.sampled_from([None, 4]),
+    all_gpus=st.sampled_from([None, 16.0]),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(lines(), situations(), LIMITED)
+def test_jobs_that_are_alike_get_the_answers_that_they_would_get_if_each_were_unlike_all_others(
+    line: list[Waiting], situation: tuple[list[Node], list[Running]], rules: Rules
+) -> None:
+    """Who avoids a node that is not there wants the same as before, and is like nobody."""
+    empty, running = situation
+    many = [
+        replace(item, job_id=f"{item.job_id}-{number}", submitted_at=item.submitted_at + number / 2)
+        for item in line
+        for number in range(6)
+    ]
+    unlike = [replace(item, avoided=frozenset({item.job_id})) for item in many]
+    nodes = left_by(empty, running)
+    assert decide(many, nodes, running, rules) == decide(unlike, nodes, running, rules)
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(lines(), situations(), POLICIES)
 def test_a_job_waits_only_if_it_does_not_fit_or_may_not_pass(
