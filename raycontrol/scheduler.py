@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from raycontrol import placement, queue
 from raycontrol.duties import Cluster
@@ -42,7 +41,7 @@ class Scheduler:
         self._capacity = queue.Capacity()
         self._waits: dict[str, queue.KeepWaiting] = {}
         # What the queue works out of a job's spec, it remembers in these.
-        self._known_waiting: dict[str, queue.Waiting] = {}
+        self._known_waiting: dict[str, tuple[Job, queue.Waiting]] = {}
         self._known_running: dict[str, tuple[Job, queue.Running | None]] = {}
 
     def in_order(self) -> list[Job]:
@@ -73,10 +72,13 @@ class Scheduler:
             self._ledger.look.clear()
 
     def _waiting(self) -> list[queue.Waiting]:
-        now = self._clock()
-        jobs = [job for job in self._ledger.jobs.values() if job.state is JobState.QUEUED]
-        self._known_waiting = {job.id: _waiting(job, self._known_waiting.get(job.id), now) for job in jobs}
-        return list(self._known_waiting.values())
+        known, now = self._known_waiting, self._clock()
+        self._known_waiting = {
+            job.id: _as_before(job, known.get(job.id)) or (job, _waiting(job, known.get(job.id), now))
+            for job in self._ledger.jobs.values()
+            if job.state is JobState.QUEUED
+        }
+        return [waiting for _, waiting in self._known_waiting.values()]
 
     def _running(self) -> list[queue.Running]:
         known, jobs = self._known_running, [job for job in self._ledger.jobs.values() if job.instances]
@@ -115,15 +117,27 @@ class Scheduler:
     def _is_news(self, wait: queue.KeepWaiting) -> bool:
         """Whether the job waits for something else than before: numbers change with every job that starts, and nobody
         wants ten thousand jobs to tell of it."""
+        if wait.kind is queue.Wait.HELD:
+            return False
         known = self._waits.get(wait.job_id)
-        return wait.kind is not queue.Wait.HELD and (known is None or known.kind is not wait.kind)
+        if known is None:  # an earlier controller may have told it
+            job = self._ledger.jobs.get(wait.job_id)
+            return job is not None and job.pending is None
+        return known.kind is not wait.kind
 
 
-def _waiting(job: Job, known: queue.Waiting | None, now: float) -> queue.Waiting:
-    """Return the job as the queue sees it: the one it has seen before, while nothing of it has changed."""
+def _as_before(job: Job, known: tuple[Job, queue.Waiting] | None) -> tuple[Job, queue.Waiting] | None:
+    """Return what is known of the job if it is as it was, and no moment is to come that changes it."""
+    return known if known is not None and known[0] is job and job.not_before is None else None
+
+
+def _waiting(job: Job, known: tuple[Job, queue.Waiting] | None, now: float) -> queue.Waiting:
+    """Return the job as the queue sees it: the one it has seen before, while nothing of that has changed."""
     held, avoided = _held_back(job, now), frozenset(job.avoided)
-    if known is not None and known.spec is job.spec and (known.held, known.avoided) == (held, avoided):
-        return known
+    if known is not None:
+        seen = known[1]
+        if seen.spec is job.spec and (seen.held, seen.avoided) == (held, avoided):
+            return seen
     return queue.Waiting(job.id, job.spec, job.submitted_at, job.user, held, avoided)
 
 
@@ -164,15 +178,16 @@ def _less_our_own(
     nodes: Sequence[placement.Node], running: Iterable[queue.Running]
 ) -> tuple[placement.Node, ...]:
     """Hold what is free against what our jobs have reserved: Ray's figures lag behind a reservation just made."""
-    ours = tuple(replace(node, free=node.total) for node in nodes)
+    ours = {node.id: dict(node.total) for node in nodes}
     for job in running:
-        ours = placement.reserve(ours, job.gang, job.rooms)
+        for member, room in zip(job.gang, job.rooms, strict=True):
+            if room.node_id in ours:
+                placement.take(ours[room.node_id], placement.demand(member.resources))
     return tuple(
-        replace(
-            node,
-            free={name: min(node.free.get(name, 0.0), own.free.get(name, 0.0)) for name in node.total},
+        placement.with_free(
+            node, {name: min(node.free.get(name, 0.0), ours[node.id].get(name, 0.0)) for name in node.total}
         )
-        for node, own in zip(nodes, ours, strict=True)
+        for node in nodes
     )
 
 

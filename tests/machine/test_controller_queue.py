@@ -194,6 +194,21 @@ async def test_ten_waiting_jobs_tell_once_what_they_wait_for(tmp_path: Path) -> 
     await finish(here, "later-1", "later-2", "first-1")
 
 
+@in_loop
+async def test_a_new_controller_does_not_tell_again_what_jobs_wait_for(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    for job_id in ("first-1", "second-1", "third-1"):
+        await here.submit(job_id)
+    await here.reaches("first-1", JobState.RUNNING)
+    await here.shows("third-1", lambda info: "1 ahead" in (info.pending or ""))
+    await here.controller.stop("second-1", "seen enough")
+    await here.restart()
+    await here.shows("third-1", lambda info: "ahead" not in (info.pending or "ahead"))
+    kinds = [event.kind for event in await here.story("third-1")]
+    assert kinds == ["Submitted", "PlacementDeferred"]
+    await finish(here, "third-1", "first-1")
+
+
 # Further attempts.
 
 
