@@ -5,7 +5,7 @@ SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-mpi bench-queue bench-ray bench-trace clean
+.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-mpi bench-queue bench-ray bench-store bench-trace clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,13 +48,17 @@ bench-api: ## a list over HTTP while 200 follow a job's log, beside an empty Fas
 bench-mpi: setup ## an mpirun of 3 x 2 ranks through raycontrol's ssh, beside plain sshd, on three hosts (needs root)
 	$(BIN)/python -m tests.bench.mpi
 
-bench-queue: ## one pass of the queue: 10,000 jobs, 1,000 nodes, the three policies; CPU time beside a floor
+bench-queue: ## one pass of the queue: 1,000 and 10,000 jobs, 1,000 nodes, the three policies; CPU time beside a floor
 	@scripts/setup test
 	$(BIN)/python -m tests.bench.queue
 
 bench-ray: ## from a submit to a ray job's first line, beside three `ray start` by a script, on three hosts (needs root)
 	@scripts/setup test
 	$(BIN)/python -m tests.bench.ray
+
+bench-store: ## jobs taken in per second from 8 clients, beside plain SQLite; pages of a list of 10,000 jobs
+	@scripts/setup test
+	$(BIN)/python -m tests.bench.store
 
 bench-trace: ## a simulated week of a mixed load under the three policies: waits, GPU time used
 	@scripts/setup test

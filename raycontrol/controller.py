@@ -19,7 +19,15 @@ from typing import Any
 from raycontrol.accessrows import Belongings, Key
 from raycontrol.caretaker import Caretaker
 from raycontrol.duties import Cluster
-from raycontrol.errors import IdTaken, JobNotFound, KeyReused, StoreError, UsageError, VersionMismatch
+from raycontrol.errors import (
+    IdTaken,
+    JobIsThere,
+    JobNotFound,
+    KeyReused,
+    StoreError,
+    UsageError,
+    VersionMismatch,
+)
 from raycontrol.events import Held, LetGo, PriorityChanged, Report, StopRequested, Suspended
 from raycontrol.hardware import NodeInfo
 from raycontrol.heldstore import HeldStore
@@ -73,7 +81,6 @@ class Controller:
         self.porter = Porter(name, self._held, clock, self.started)
         self._loops: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[None] | None = None
-        self._submitting = asyncio.Lock()
 
     # For clients.
 
@@ -113,12 +120,22 @@ class Controller:
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
         checked_id(submission.job_id)
-        async with self._submitting:
-            # A call that is repeated while the first one waits for the store must find its job.
-            known = await self._submitted(submission) or await self._find(submission.job_id)
-            if known is not None and known.user != submission.user:
-                raise IdTaken(submission.job_id)
-            return self._info(known or await self._add(submission)), known is None
+        known = await self._known(submission)
+        if known is None:
+            try:
+                return self._info(await self._add(submission)), True
+            except JobIsThere:  # the call was repeated while the first one was on its way
+                known = await self._known(submission)
+                if known is None:
+                    raise
+        return self._info(known), False
+
+    async def _known(self, submission: Submission) -> Job | None:
+        """Return the job that the submission has become already; raises KeyReused, IdTaken."""
+        known = await self._submitted(submission) or await self._find(submission.job_id)
+        if known is not None and known.user != submission.user:
+            raise IdTaken(submission.job_id)
+        return known
 
     async def _submitted(self, submission: Submission) -> Job | None:
         """Return the job that the submission's key stands for; raises KeyReused."""
@@ -354,6 +371,7 @@ class Controller:
         await self._cluster.serve_nodes()
         self._ledger.resume()
         loops = (
+            self._ledger.take_arrivals(),
             self._ledger.take_events(),
             self._scheduler.run(),
             self._ledger.run_clock(),

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from raycontrol import flocks
-from raycontrol.errors import StoreError
+from raycontrol.errors import StoreError, StoreRefused
 
 log = logging.getLogger(__name__)
 
@@ -358,7 +358,7 @@ class Database:
         except SQLAlchemyError as error:
             raise StoreError(f"{self.path}: {error}") from error
         except UnicodeEncodeError as error:
-            raise StoreError(
+            raise StoreRefused(
                 f"{self.path}: text that is not valid Unicode cannot be stored: {error}"
             ) from error
         except OSError as error:

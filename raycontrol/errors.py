@@ -19,6 +19,7 @@
     ├── VersionMismatch             125  client and controller are of different versions
     ├── StoreError                  125  the store cannot be opened, read or written
     │   ├── StoreRefused            125  a change that the store will never take
+    │   │   └── JobIsThere          125  a new job of an id that the store has, or of a key that is used
     │   └── StoreOwned              125  another controller of this cluster name owns the store
     ├── PlanError                   125  a backend cannot make a plan from these facts
     └── WaitTimeout                 124  the job had not ended when the wait's time was over
@@ -243,6 +244,10 @@ class StoreError(RaycontrolError):
 
 class StoreRefused(StoreError):
     """The store will never take this change: the job is not there, or has ended, or the text is not Unicode."""
+
+
+class JobIsThere(StoreRefused):
+    """The store has a job of this id, or one that came of this key."""
 
 
 class StoreOwned(StoreError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.engine import Connection
 
 from raycontrol import flocks
@@ -99,6 +99,10 @@ def release(database: Database, lease: Lease) -> None:
         flocks.drop(lease.handle, database.lock_path(lease.cluster) if ours else None)
 
 
+# Built once: it is asked with every write.
+_LEASE = select(leases).where(leases.c.cluster == bindparam("of"))
+
+
 def check(connection: Connection, lease: Lease) -> None:
     """Raise StoreOwned when ``lease`` is no longer the cluster's."""
     row = find(connection, lease.cluster)
@@ -109,5 +113,5 @@ def check(connection: Connection, lease: Lease) -> None:
 
 
 def find(connection: Connection, cluster: str) -> LeaseRow | None:
-    row = connection.execute(select(leases).where(leases.c.cluster == cluster)).one_or_none()
+    row = connection.execute(_LEASE, {"of": cluster}).one_or_none()
     return LeaseRow(**row._mapping) if row is not None else None

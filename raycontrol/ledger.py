@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from raycontrol import demands, lifecycle
 from raycontrol.accessrows import Belongings
 from raycontrol.duties import Cluster, Duties
-from raycontrol.errors import StoreError, StoreOwned, StoreRefused
+from raycontrol.errors import IdTaken, RaycontrolError, StoreError, StoreOwned, StoreRefused
 from raycontrol.events import JobEvent, Report, RunExited, TimePassed
 from raycontrol.heldstore import HeldStore
 from raycontrol.job import Job
 from raycontrol.jobrows import readable, row_of
 from raycontrol.status import JobState, Note
-from raycontrol.store import Change, JobRow
+from raycontrol.store import Change, JobRow, New
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -45,6 +50,15 @@ class _Told:
         )
 
 
+@dataclass(frozen=True)
+class _Arrival:
+    """A new job on its way to the store; ``stored`` is set when it is there."""
+
+    job: Job
+    new: New
+    stored: asyncio.Future[None]
+
+
 class Ledger:
     """Takes events in (``tell``, ``ask``, ``post``, ``report``), advances the jobs, stores them, and lets ``Duties`` act.
 
@@ -58,8 +72,10 @@ class Ledger:
         self._jobs: dict[str, Job] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._lags: dict[str, float] = {}
+        self._limits: dict[str, float] = {}  # by when the clock must call, of those jobs that it must call
         self._offsets: dict[str, dict[tuple[str, str], tuple[float, float]]] = {}
         self._not_understood: set[str] = set()
+        self._arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
         self._inbox: asyncio.Queue[_Told] = asyncio.Queue()
         self._asked: set[asyncio.Future[None]] = set()
         self._trouble: StoreError | None = None
@@ -78,6 +94,8 @@ class Ledger:
         self._secrets = await self._held.ask(lambda store: store.access.secrets_of(self._jobs))
         now = self._clock()
         self._lags = {job.id: max(0.0, now - job.since) for job in self._jobs.values()}
+        for job in self._jobs.values():
+            self._note_limit(job)
 
     def resume(self) -> None:
         """Go on with what the states of the jobs demand."""
@@ -85,13 +103,12 @@ class Ledger:
             self._duties.keep(job)
 
     async def add(self, job: Job, note: Note, belongings: Belongings) -> None:
-        """Take a new job in; return once it is stored."""
-        lease = self._held.lease
-        await self._held.ask(lambda store: store.add(row_of(job), note, lease=lease, belongings=belongings))
-        self._secrets[job.id] = dict(belongings.secrets)
-        self._jobs[job.id] = job
-        self.look.set()
-        await self._announce()
+        """Take a new job in; return once it is stored. Raises as ``Store.add_all``."""
+        arrival = _Arrival(
+            job, New(row_of(job), note, belongings), asyncio.get_running_loop().create_future()
+        )
+        self._arrivals.put_nowait(arrival)
+        await arrival.stored
 
     async def tell(self, job_id: str, event: JobEvent) -> None:
         """Put an event in and return when it is stored."""
@@ -154,15 +171,45 @@ class Ledger:
         async with self._changed:
             self._changed.notify_all()
 
+    # New jobs.
+
+    async def take_arrivals(self) -> None:
+        """Take new jobs in, for ever. All that arrive while the disk is busy go to it in one commit."""
+        while True:
+            batch = await _all_of(self._arrivals)
+            try:
+                await self._store(batch)
+            except (IdTaken, StoreRefused):  # of one; the others must not suffer for it
+                for arrival in batch:
+                    await self._store_alone(arrival)
+            except RaycontrolError as error:
+                _refuse(batch, error)
+
+    async def _store_alone(self, arrival: _Arrival) -> None:
+        try:
+            await self._store([arrival])
+        except RaycontrolError as error:
+            _refuse([arrival], error)
+
+    async def _store(self, batch: Sequence[_Arrival]) -> None:
+        new = [arrival.new for arrival in batch]
+        await self._held.ask(lambda store: store.add_all(new, lease=self._held.lease))
+        for arrival in batch:
+            job = arrival.job
+            self._secrets[job.id] = dict(arrival.new.belongings.secrets)
+            self._jobs[job.id] = job
+            self._note_limit(job)
+            if not arrival.stored.done():  # who called may have gone
+                arrival.stored.set_result(None)
+        self.look.set()
+        await self._announce()
+
     # Events.
 
     async def take_events(self) -> None:
         """Take events in, for ever."""
         while True:
-            batch = [await self._inbox.get()]
-            while not self._inbox.empty():
-                batch.append(self._inbox.get_nowait())
-            for part in _apart(batch):
+            for part in _apart(await _all_of(self._inbox)):
                 if left := [told for told in part if not told.refused]:
                     await self._take(left)
 
@@ -196,6 +243,7 @@ class Ledger:
             if job.since != self._jobs[job_id].since:
                 self._lags[job_id] = max(0.0, self._clock() - job.since)
             self._jobs[job_id] = job
+            self._note_limit(job)
             self._duties.keep(job)
             if job.state.terminal:
                 self._forget(job)
@@ -250,6 +298,7 @@ class Ledger:
         del self._jobs[job.id]
         self._secrets.pop(job.id, None)
         self._lags.pop(job.id, None)
+        self._limits.pop(job.id, None)
         self._offsets.pop(job.id, None)
 
     # The clock.
@@ -258,15 +307,21 @@ class Ledger:
         """Tell jobs that their time has come, for ever."""
         while True:
             now = self._clock()
-            due = {job.id: limit for job in self._jobs.values() if (limit := self._deadline(job)) is not None}
-            over = {job_id: self._jobs[job_id] for job_id, limit in due.items() if limit <= now}
+            over = {job_id: self._jobs[job_id] for job_id, limit in self._limits.items() if limit <= now}
             for job_id in over:
                 await self.tell(job_id, TimePassed(now))
             if any(self._jobs.get(job_id) is not job for job_id, job in over.items()):
                 continue  # meanwhile other limits may have begun
-            ahead = [limit - now for limit in due.values()]
+            soonest_s = min(self._limits.values(), default=math.inf) - now
             # At least a moment: what is due, and changes nothing, would be told again at once.
-            await self.wait_for_change(max(LEAST_WAIT_S, min([*ahead, LONGEST_LOOK_AHEAD_S]) + 0.01))
+            await self.wait_for_change(max(LEAST_WAIT_S, min(soonest_s, LONGEST_LOOK_AHEAD_S) + 0.01))
+
+    def _note_limit(self, job: Job) -> None:
+        limit = self._deadline(job)
+        if limit is None:
+            self._limits.pop(job.id, None)
+        else:
+            self._limits[job.id] = limit
 
     def _deadline(self, job: Job) -> float | None:
         """Return the job's deadline; one whose limits cannot be told must not end all others."""
@@ -277,6 +332,20 @@ class Ledger:
                 self._not_understood.add(job.id)
                 log.exception("job %s: its limits cannot be understood, and are not kept", job.id)
             return None
+
+
+async def _all_of(waiting: asyncio.Queue[T]) -> list[T]:
+    """Return all that is in a queue, at least one."""
+    batch = [await waiting.get()]
+    while not waiting.empty():
+        batch.append(waiting.get_nowait())
+    return batch
+
+
+def _refuse(batch: Iterable[_Arrival], error: RaycontrolError) -> None:
+    for arrival in batch:
+        if not arrival.stored.done():
+            arrival.stored.set_exception(copy(error))
 
 
 def _apart(batch: Sequence[_Told]) -> Iterator[list[_Told]]:

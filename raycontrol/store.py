@@ -7,12 +7,12 @@ what it wrote is on disk; when it raises, nothing was written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, case, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -20,11 +20,17 @@ from raycontrol import accessrows, flocks, metricrows
 from raycontrol import leases as _leases
 from raycontrol.accessrows import AccessRows, Belongings
 from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs, removed
-from raycontrol.errors import IdTaken, StoreError, StoreRefused
+from raycontrol.errors import IdTaken, JobIsThere, StoreError, StoreRefused
 from raycontrol.leases import Lease, LeaseRow
 from raycontrol.status import Event, JobState, Metrics, Note
 
-__all__ = ["Change", "JobRow", "Lease", "LeaseRow", "Store"]
+__all__ = ["Change", "JobRow", "Lease", "LeaseRow", "New", "Store"]
+
+# Built once: to build a statement takes longer than to carry it out.
+_INSERT_JOB = insert(jobs)
+_INSERT_EVENT = insert(events)
+_UPDATE_JOB = update(jobs).where(jobs.c.id == bindparam("job_id"))
+_JOB = select(jobs).where(jobs.c.id == bindparam("job_id"))
 
 _ACTIVE = tuple(str(state) for state in JobState if not state.terminal)
 
@@ -47,6 +53,15 @@ class JobRow:
     ended_at: float | None
     doc: str
     labels: str = "{}"
+
+
+@dataclass(frozen=True)
+class New:
+    """A job that is to be stored, its first event, and what belongs to it."""
+
+    row: JobRow
+    note: Note
+    belongings: Belongings = field(default_factory=Belongings)
 
 
 @dataclass(frozen=True)
@@ -111,24 +126,23 @@ class Store:
         lease: Lease | None = None,
         belongings: Belongings | None = None,
     ) -> Event:
-        """Store a new job, its first event and what belongs to it, or nothing.
+        """Store a new job; raises as ``add_all``."""
+        return self.add_all([New(row, note, belongings or Belongings())], lease=lease)[0]
 
-        Raises StoreError when there is a job of this id, IdTaken when there was one: an id is never used twice.
+    def add_all(self, new: Sequence[New], *, lease: Lease | None = None) -> list[Event]:
+        """Store new jobs, each with its first event and what belongs to it, or nothing; returns the events.
+
+        Raises JobIsThere when there is a job of an id or key, IdTaken when there was one: an id is never used twice.
         With a ``lease``, here and in ``save``: only if it is still this process's (StoreOwned otherwise).
         """
         with self._database.writing() as connection:
             if lease is not None:
                 _leases.check(connection, lease)
-            if connection.execute(select(removed).where(removed.c.id == row.id)).first() is not None:
-                raise IdTaken(row.id, removed=True)
-            try:
-                connection.execute(insert(jobs).values(_columns(row)))
-            except IntegrityError as error:
-                if "UNIQUE" not in str(error.orig):
-                    raise
-                raise StoreError(f"job {row.id!r} is already in the store; choose another id") from None
-            accessrows.put(connection, row.cluster, row.id, belongings or Belongings())
-            return _tell(connection, row.id, note)
+            was = removed.c.id.in_([one.row.id for one in new])
+            if (gone := connection.execute(select(removed.c.id).where(was)).scalar()) is not None:
+                raise IdTaken(gone, removed=True)
+            _insert(connection, new)
+            return [_tell(connection, one.row.id, one.note) for one in new]
 
     def save(self, changes: Sequence[Change], *, lease: Lease | None = None) -> list[Event]:
         """Store all of these changes, or none of them; returns their events in order.
@@ -144,9 +158,7 @@ class Store:
             had_secrets = accessrows.have_secrets(connection, ended)
             for change in changes:
                 _check(connection, change.row)
-                connection.execute(
-                    update(jobs).where(jobs.c.id == change.row.id).values(_columns(change.row))
-                )
+                connection.execute(_UPDATE_JOB, {"job_id": change.row.id, **_columns(change.row)})
                 told += [_tell(connection, change.row.id, note) for note in change.notes]
         if had_secrets:
             self._database.empty_log()
@@ -154,7 +166,7 @@ class Store:
 
     def job(self, job_id: str) -> JobRow | None:
         with self._database.reading() as connection:
-            found = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
+            found = connection.execute(_JOB, {"job_id": job_id}).one_or_none()
         return _row(found._mapping) if found is not None else None
 
     def find(self, prefix: str) -> list[str]:
@@ -279,9 +291,21 @@ class Store:
             return flocks.held(self._database.lock_path(cluster))
 
 
+def _insert(connection: Connection, new: Sequence[New]) -> None:
+    try:
+        connection.execute(_INSERT_JOB, [_columns(one.row) for one in new])
+        for one in new:
+            accessrows.put(connection, one.row.cluster, one.row.id, one.belongings)
+    except IntegrityError as error:
+        if "UNIQUE" not in str(error.orig):
+            raise
+        ids = ", ".join(repr(one.row.id) for one in new)
+        raise JobIsThere(f"job {ids} is already in the store; choose another id") from None
+
+
 def _check(connection: Connection, row: JobRow) -> None:
     """What a change must find. The schema's trigger holds the last rule against every other writer too."""
-    stored = connection.execute(select(jobs).where(jobs.c.id == row.id)).one_or_none()
+    stored = connection.execute(_JOB, {"job_id": row.id}).one_or_none()
     if stored is None:
         raise StoreRefused(f"job {row.id!r} is not in the store")
     if stored.cluster != row.cluster:
@@ -303,13 +327,13 @@ def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
 def _tell(connection: Connection, job_id: str, note: Note) -> Event:
     values = note.model_dump(include=set(Note.model_fields))
     plain = {name: str(value) if isinstance(value, str) else value for name, value in values.items()}
-    key = connection.execute(insert(events).values(job_id=job_id, **plain)).inserted_primary_key
+    key = connection.execute(_INSERT_EVENT, {"job_id": job_id, **plain}).inserted_primary_key
     assert key is not None
     return Event(seq=key[0], job_id=job_id, **values)
 
 
 def _columns(row: JobRow) -> dict[str, Any]:
-    return {**asdict(row), "state": str(row.state)}
+    return {**vars(row), "state": str(row.state)}
 
 
 def _row(found: Mapping[Any, Any]) -> JobRow:

@@ -210,6 +210,23 @@ async def test_the_id_of_another_users_job_is_refused_and_tells_nothing_of_it(tm
 
 
 @in_loop
+async def test_of_jobs_that_come_at_once_one_that_is_refused_does_not_harm_the_others(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.submit("gone-1")
+    await here.ends("gone-1")
+    await here.controller.prune(["gone-1"])
+    found = await asyncio.gather(
+        *(here.submit(job_id) for job_id in ("a-1", "gone-1", "b-1", "b-1", "c-1")),
+        return_exceptions=True,
+    )
+    assert isinstance(found.pop(1), IdTaken)
+    assert [one.id for one in found if not isinstance(one, BaseException)] == ["a-1", "b-1", "b-1", "c-1"]
+    for job_id in ("a-1", "b-1", "c-1"):
+        await here.ends(job_id)
+    await finish(here)
+
+
+@in_loop
 async def test_the_id_of_a_removed_job_is_refused_for_ever(tmp_path: Path) -> None:
     here = site(tmp_path)
     await here.submit("digits-1")

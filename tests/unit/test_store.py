@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from raycontrol.database import MIGRATIONS, file_system_type, metadata, refuse_network_file_system
-from raycontrol.errors import IdTaken, StoreError
+from raycontrol.errors import IdTaken, JobIsThere, StoreError
 from raycontrol.status import Event, JobState, Reason
-from raycontrol.store import Change, Store
+from raycontrol.store import Change, New, Store
 from tests.unit.store_rows import note, row
 
 V1 = Path(__file__).with_name("store_v1.sql")
@@ -66,6 +66,15 @@ def test_a_second_job_of_an_id_is_refused(store: Store) -> None:
         store.add(row(name="other"), note())
     assert store.job("digits-1") == row()
     assert len(store.events("digits-1")) == 1
+
+
+def test_new_jobs_are_stored_all_or_none(store: Store) -> None:
+    store.add(row("b"), note())
+    with pytest.raises(JobIsThere, match="'b' is already in the store"):
+        store.add_all([New(row("a"), note()), New(row("b"), note())])
+    assert store.job("a") is None
+    told = store.add_all([New(row("a"), note("first")), New(row("c"), note("second"))])
+    assert [(one.job_id, one.message) for one in told] == [("a", "first"), ("c", "second")]
 
 
 def test_a_change_stores_the_row_and_its_events(store: Store) -> None:
