@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from raycontrol import placement, queue
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_POLL_S = 0.5
 """How often the cluster is looked at while jobs wait: other programs' resources and joining nodes are not announced."""
+NEWS_AT_ONCE = 200
+"""Of how many jobs the store is told in one go why they wait."""
 
 
 class Scheduler:
@@ -39,7 +42,9 @@ class Scheduler:
         self._read_fence_s = fence_s
         self._fence_s = FENCE_S
         self._capacity = queue.Capacity()
+        self._pass_s = 0.0
         self._waits: dict[str, queue.KeepWaiting] = {}
+        self._told: dict[str, queue.Wait] = {}  # of what kind the reason is that the store has
         # What the queue works out of a job's spec, it remembers in these.
         self._known_waiting: dict[str, tuple[Job, queue.Waiting]] = {}
         self._known_running: dict[str, tuple[Job, queue.Running | None]] = {}
@@ -69,6 +74,7 @@ class Scheduler:
                 except Exception:  # a cluster that does not answer now is asked again
                     log.exception("the queue could not decide; trying again")
             await _wait(self._ledger.look, QUEUE_POLL_S if waiting else None)
+            await asyncio.sleep(self._pass_s)  # a long queue leaves the others half of the time
             self._ledger.look.clear()
 
     def _waiting(self) -> list[queue.Waiting]:
@@ -92,10 +98,10 @@ class Scheduler:
         nodes = await self.rooms()
         now = self._clock()
         self._look_at_settings()
+        began = time.monotonic()
         decisions = queue.decide(waiting, nodes, self._running(), self._rules, now, self._capacity)
-        waits = {one.job_id: one for one in decisions if isinstance(one, queue.KeepWaiting)}
-        news = {job_id for job_id, one in waits.items() if self._is_news(one)}
-        self._waits = waits
+        self._pass_s = time.monotonic() - began
+        self._waits = {one.job_id: one for one in decisions if isinstance(one, queue.KeepWaiting)}
         told: list[tuple[str, JobEvent]] = []
         for decision in decisions:
             match decision:
@@ -103,9 +109,21 @@ class Scheduler:
                     told.append((job_id, NodesChosen(now, assignments, self._fence_s)))
                 case queue.Preempt(job_id, for_job):
                     told.append((job_id, Preempted(now, for_job)))
-                case queue.KeepWaiting(job_id) if job_id in news:
-                    told.append((job_id, PlacementDeferred(now, decision.text)))
+        told += [(one.job_id, PlacementDeferred(now, one.text)) for one in self._news()]
         await asyncio.gather(*(self._ledger.tell(job_id, event) for job_id, event in told))
+
+    def _news(self) -> list[queue.KeepWaiting]:
+        """Return the reasons that the store shall have, some at a time: what else there is to tell must not wait for them."""
+        news = [one for one in self._waits.values() if self._is_news(one)]
+        later = {one.job_id for one in news[NEWS_AT_ONCE:]}
+        if later:
+            self._ledger.look.set()
+        before = {job_id: self._told[job_id] for job_id in later & self._told.keys()}
+        self._told = {
+            **{job_id: one.kind for job_id, one in self._waits.items() if job_id not in later},
+            **before,
+        }
+        return news[:NEWS_AT_ONCE]
 
     def _look_at_settings(self) -> None:
         """Follow the settings; while they are wrong, those that were right last hold: jobs wait for a decision."""
@@ -119,11 +137,11 @@ class Scheduler:
         wants ten thousand jobs to tell of it."""
         if wait.kind is queue.Wait.HELD:
             return False
-        known = self._waits.get(wait.job_id)
+        known = self._told.get(wait.job_id)
         if known is None:  # an earlier controller may have told it
             job = self._ledger.jobs.get(wait.job_id)
             return job is not None and job.pending is None
-        return known.kind is not wait.kind
+        return known is not wait.kind
 
 
 def _as_before(job: Job, known: tuple[Job, queue.Waiting] | None) -> tuple[Job, queue.Waiting] | None:

@@ -11,6 +11,7 @@ import pytest
 
 from raycontrol.errors import JobNotFound, StoreError, UsageError
 from raycontrol.queue import Rules
+from raycontrol.scheduler import NEWS_AT_ONCE
 from raycontrol.status import JobInfo, JobState, Outcome, Reason, Wish
 from tests.machine.fake_cluster import FakeCluster, Site, in_loop
 from tests.machine.test_controller import refusing
@@ -192,6 +193,21 @@ async def test_ten_waiting_jobs_tell_once_what_they_wait_for(tmp_path: Path) -> 
     told = [event for event in await here.story("later-2") if event.kind == "PlacementDeferred"]
     assert len(told) == 1
     await finish(here, "later-1", "later-2", "first-1")
+
+
+@in_loop
+async def test_many_jobs_that_come_at_once_all_tell_once_what_they_wait_for(tmp_path: Path) -> None:
+    """They are more than the store is told of in one go."""
+    here = site(tmp_path)
+    await here.submit("first-1")
+    await here.reaches("first-1", JobState.RUNNING)
+    await asyncio.gather(*(here.submit(f"later-{number}") for number in range(NEWS_AT_ONCE + 50)))
+    for number in range(NEWS_AT_ONCE + 50):
+        (submitted, *_) = await here.story(f"later-{number}")
+        await here.controller.events(f"later-{number}", submitted.seq, timeout_s=30)
+        kinds = [event.kind for event in await here.story(f"later-{number}")]
+        assert kinds == ["Submitted", "PlacementDeferred"]
+    await finish(here, *(f"later-{number}" for number in range(NEWS_AT_ONCE + 50)), "first-1")
 
 
 @in_loop
