@@ -135,7 +135,7 @@ def connects(hosts: Stage, gang: Gang, begin: Callable[[], float]) -> tuple[floa
 
 def rank_failed(hosts: Stage) -> tuple[float, ...]:
     gang = Gang(hosts)
-    pids = hosts.processes(gang.id, gang.places)
+    pids = gang.processes(gang.places)
     gang.fail()
     gone = hosts.gone(gang.id, gang.places, pids)
     taken_s = gone - gang.failed_at()
@@ -145,7 +145,7 @@ def rank_failed(hosts: Stage) -> tuple[float, ...]:
 
 def actor_killed(hosts: Stage) -> tuple[float, ...]:
     gang = Gang(hosts)
-    pids = hosts.processes(gang.id, [gang.victim])
+    pids = gang.processes([gang.victim])
     began = hosts.kill_actor(f"{gang.id}.0:worker-0")
     taken_s = hosts.gone(gang.id, [gang.victim], pids) - began
     hosts.clear()

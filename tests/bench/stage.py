@@ -68,9 +68,11 @@ class Asker:
     """A client in a process of its own on the head, which has imported everything and connects when it is first asked."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._process: HostProcess = cluster.hosts.popen(
-            0, [sys.executable, "-c", CLIENT], env=cluster.env, stdin=subprocess.PIPE, stderr=None
-        )
+        self._log = cluster.hosts.shared / "clients.log"
+        with self._log.open("a") as log:
+            self._process: HostProcess = cluster.hosts.popen(
+                0, [sys.executable, "-c", CLIENT], env=cluster.env, stdin=subprocess.PIPE, stderr=log
+            )
         expect(self._process, "ready")
 
     def ask(self, verb: str, *arguments: Any) -> Any:
@@ -78,7 +80,7 @@ class Asker:
         self._process.stdin.write(json.dumps([verb, *arguments]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
-        assert line, f"the client ended when it was asked to {verb} {arguments}"
+        assert line, f"the client ended when asked to {verb} {arguments}: {self._log.read_text()[-4000:]}"
         return json.loads(line)
 
     def close(self) -> None:
@@ -185,6 +187,7 @@ class Gang:
     """A job of two instances with two GPUs each, running on two hosts. ``victim`` is the host of ``worker-0``."""
 
     def __init__(self, stage: Stage, *, retries: int = 0) -> None:
+        self._stage = stage
         number = len(list(stage.hosts.shared.glob("gang-*")))
         self.folder = stage.hosts.shared / f"gang-{number}"
         self.folder.mkdir()
@@ -208,6 +211,12 @@ class Gang:
         """When each instance that has told of itself ran."""
         found = {path.name: path.read_text().splitlines() for path in self.folder.glob(f"{attempt}.*")}
         return {name: [float(line) for line in lines] for name, lines in found.items() if lines}
+
+    def processes(self, hosts: Sequence[int]) -> set[int]:
+        """The job's processes on these of its hosts: on each a rank and the daemon at least."""
+        found = self._stage.processes(self.id, hosts)
+        assert len(found) >= 2 * len(hosts), found
+        return found
 
     def fail(self) -> None:
         """Let ``worker-0`` exit 1."""
