@@ -174,6 +174,7 @@ def tried_again(hosts: Stage, gang: Gang, began: float) -> tuple[float, ...]:
     placed = hosts.entered(gang.id, "PLACING", attempt=1) - began
     hosts.entered(gang.id, "RUNNING", attempt=1)
     gang.beat(1)
+    tell(hosts, gang.id)
     hosts.clear(broken=gang.victim)
     last = max(max(times) for times in gang.beats(0).values())
     first = min(min(times) for times in gang.beats(1).values())
@@ -200,8 +201,15 @@ def while_silent(hosts: Stage, silent: int, jobs: int) -> tuple[float, ...]:
     hosts.hosts.cut(silent)
     submitted = [one_gpu(hosts) for _ in range(jobs)]
     taken = tuple(started(hosts, job) for job in submitted)
+    tell(hosts, *submitted)
     hosts.clear(broken=silent)
     return taken
+
+
+def tell(hosts: Stage, *jobs: str) -> None:
+    """Print what happened to jobs, and when: where the time of a figure goes."""
+    for job in jobs:
+        print(hosts.story(job), file=sys.stderr, flush=True)
 
 
 def one_gpu(hosts: Stage) -> str:

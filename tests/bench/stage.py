@@ -142,6 +142,12 @@ class Stage:
         self.hosts.mend(i)
         if self.hosts.up(i):
             self.hosts.kill(i)
+        ip = self.hosts.ip(i)
+        wait_until(
+            lambda: all(node["ip"] != ip for node in self.cluster.ask()["nodes"]),
+            SETTLED_S,
+            f"Ray has given host {i} up",
+        )
         self.hosts.boot(i)
         self.hosts.start_ray(i)
 
