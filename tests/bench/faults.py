@@ -33,6 +33,9 @@ class Figure:
     until: str
     goal_s: float | None = None
 
+    def misses(self, seconds: float) -> bool:
+        return self.goal_s is not None and seconds > self.goal_s
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -63,7 +66,7 @@ class Measured:
     def verdict(self) -> str:
         if self.figure.goal_s is None:
             return ""
-        return "reached" if self.worst_s <= self.figure.goal_s else "not reached"
+        return "not reached" if self.figure.misses(self.worst_s) else "reached"
 
 
 def main() -> None:
@@ -99,13 +102,21 @@ def rounds(hosts: Stage, name: str, count: int) -> list[Measured]:
     fault = FAULTS[name]
     taken = []
     for number in range(count):
+        hosts.past.clear()
         taken.append(fault.measure(hosts))
-        told = ", ".join(f"{seconds:.2f}" for seconds in taken[-1])
-        print(f"{name} {number + 1}/{count}: {told} s", file=sys.stderr, flush=True)
+        tell(hosts, fault, f"{name} {number + 1}/{count}", taken[-1])
     return [
         Measured(name, figure, seconds)
         for figure, seconds in zip(fault.figures, zip(*taken, strict=True), strict=True)
     ]
+
+
+def tell(hosts: Stage, fault: Fault, round: str, taken: Sequence[float]) -> None:
+    """Say on stderr what a round took, and, if it missed a goal, what happened to its jobs and when."""
+    print(f"{round}: {', '.join(f'{seconds:.2f}' for seconds in taken)} s", file=sys.stderr, flush=True)
+    if any(figure.misses(seconds) for figure, seconds in zip(fault.figures, taken, strict=True)):
+        for job in hosts.past:
+            print(hosts.story(job), file=sys.stderr, flush=True)
 
 
 # The faults.
@@ -174,7 +185,6 @@ def tried_again(hosts: Stage, gang: Gang, began: float) -> tuple[float, ...]:
     placed = hosts.entered(gang.id, "PLACING", attempt=1) - began
     hosts.entered(gang.id, "RUNNING", attempt=1)
     gang.beat(1)
-    tell(hosts, gang.id)
     hosts.clear(broken=gang.victim)
     last = max(max(times) for times in gang.beats(0).values())
     first = min(min(times) for times in gang.beats(1).values())
@@ -201,15 +211,8 @@ def while_silent(hosts: Stage, silent: int, jobs: int) -> tuple[float, ...]:
     hosts.hosts.cut(silent)
     submitted = [one_gpu(hosts) for _ in range(jobs)]
     taken = tuple(started(hosts, job) for job in submitted)
-    tell(hosts, *submitted)
     hosts.clear(broken=silent)
     return taken
-
-
-def tell(hosts: Stage, *jobs: str) -> None:
-    """Print what happened to jobs, and when: where the time of a figure goes."""
-    for job in jobs:
-        print(hosts.story(job), file=sys.stderr, flush=True)
 
 
 def one_gpu(hosts: Stage) -> str:

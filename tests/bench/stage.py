@@ -99,6 +99,8 @@ class Stage:
         self.client = Asker(cluster)
         self.begun: dict[str, float] = {}
         """When each was submitted."""
+        self.past: list[str] = []
+        """Those that have been cleared away."""
 
     def close(self) -> None:
         self.client.close()
@@ -122,7 +124,7 @@ class Stage:
     def story(self, job: str) -> str:
         events = self.client.ask("events", job)
         first = events[0]["at"]
-        return "".join(
+        return job + "".join(
             f"\n{one['at'] - first:8.2f} {one['attempt']} {one['state']:<10} {one['message']}"
             for one in events
         )
@@ -135,6 +137,7 @@ class Stage:
             self._renew(broken)
         for job in self.begun:
             self.client.ask("wait", job, ENDED_S)
+        self.past += self.begun
         self.begun.clear()
         wait_until(self._is_settled, SETTLED_S, "the cluster is as it was")
 
