@@ -74,9 +74,13 @@ def main() -> None:
     reason = why_no_hosts()
     if reason:
         sys.exit(f"bench: {reason}")
+    found: list[Measured] = []
     with tempfile.TemporaryDirectory() as home, stage(Path(home)) as hosts:
-        found = [one for name in options.only for one in rounds(hosts, name, options.rounds)]
-    print(REPORTS[options.form](found, options.rounds))
+        try:
+            for name in options.only:
+                found += rounds(hosts, name, options.rounds)
+        finally:  # what was measured before something went wrong, too
+            print(REPORTS[options.form](found, options.rounds), flush=True)
 
 
 def arguments() -> argparse.Namespace:
