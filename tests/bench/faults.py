@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raycontrol.demands import FENCE_S
+from raycontrol.settings import Settings
 from tests.bench.stage import HOSTS, Asker, Gang, Stage, stage
 from tests.hosts.network import why_no_hosts
 
+FENCE_S = Settings.fence_s  # as it is where no setting says otherwise
 SILENT_S = FENCE_S + 10
 QUEUED = ("QUEUED", "PLACING")
 
