@@ -393,8 +393,11 @@ class Scene:
             assert not pids or self.jobs[state].runs() == pids
 
     def stop_all(self) -> None:
-        """After a test that failed: end what is left of its jobs."""
+        """After a test that failed: end what is left of its jobs, and show what happened to all of them."""
         self.thaw()
+        for job in self.jobs.values():
+            for event in self._reader.events(job.id, 0, 0) if job.id else ():
+                print(f"{event.at:.1f} {job.id} {event.state} {event.kind} {event.message}")
         jobs = [*self.jobs.values(), *([self.beside] if self.beside else [])]
         self._force([job.id for job in jobs if job.id and not self._reader.info(job.id).state.terminal])
 
