@@ -19,7 +19,7 @@ from raycontrol import nodeenv
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
-from raycontrol.fence import CONNECT_S, fence_off
+from raycontrol.fence import CONNECT_S, end_raylet_given_up, fence_off
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
 from raycontrol.instance import Instance
@@ -99,6 +99,9 @@ class NodeActor(Node):
             partial(ray_start, raylet_pid, str(node["NodeID"])),
         )
         super().__init__(_scratch(), _read_package, collect)
+        context = ray.get_runtime_context()
+        given_up = partial(is_given_up, context.gcs_address, context.get_node_id())
+        end_raylet_given_up(context.gcs_address, raylet_pid, given_up)
         self._cleaning = asyncio.ensure_future(self.keep_clean())
         self._collecting = asyncio.ensure_future(self._collect_first())
 

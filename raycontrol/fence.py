@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +81,7 @@ class Fence:
             if answer is not Answer.NONE:
                 heard = looked
                 if answer is Answer.TAKEN and self._given_up():
-                    log.critical("the cluster has given this node up: ending all that runs here")
+                    log.critical("the cluster has given this node up: ending what runs here")
                     self._fall()
                     return
             elif self._clock() - heard >= self._limit_s:
@@ -92,6 +96,24 @@ class Fence:
 def fence_off(gcs_address: str, limit_s: float, given_up: Callable[[], bool]) -> None:
     """Let this process end when it has not reached the host of the head's GCS for so long, or the cluster has given its node
     up; its supervisors end all they run."""
-    host, _, number = gcs_address.rpartition(":")
-    ip, port = host.strip("[]"), int(number)
-    Fence(lambda: knock(ip, port), lambda: os._exit(1), limit_s, given_up).start()
+    Fence(partial(_knock_at, gcs_address), lambda: os._exit(1), limit_s, given_up).start()
+
+
+def end_raylet_given_up(gcs_address: str, raylet_pid: int, given_up: Callable[[], bool]) -> None:
+    """Kill this node's raylet when the cluster has given the node up, which it never takes back.
+
+    One that does not hang ends by itself then. For one that does the GCS waits, minutes long, if it was just asking it to
+    reserve something, and makes no placement group on any node meanwhile.
+    """
+    raylet = os.pidfd_open(raylet_pid)  # which no later process of this number is
+    Fence(partial(_knock_at, gcs_address), partial(_kill, raylet), math.inf, given_up).start()
+
+
+def _knock_at(address: str) -> Answer:
+    host, _, number = address.rpartition(":")
+    return knock(host.strip("[]"), int(number))
+
+
+def _kill(pidfd: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)

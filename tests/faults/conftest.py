@@ -57,7 +57,6 @@ def headless(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """For the loss of the head."""
     with four_hosts(tmp_path_factory.mktemp("headless")) as cluster:
         yield cluster
-        nothing_is_left(cluster)
 
 
 def nothing_is_left(cluster: Cluster) -> None:

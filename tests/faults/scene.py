@@ -362,7 +362,7 @@ class Scene:
             self.jobs[state].let_go()
         infos.update({state: self.jobs[state].ended() for state in ("queued", "placing")})
         for state, info in infos.items():
-            self._ended_well(state, info, ends.get(state), says)
+            self._ended_well(state, info, ends, says)
             if blames_victim and state in ends:
                 assert info["attempts"][0]["summary"].startswith(self.victims[state]), info["attempts"][0]
             self.jobs[state].ran_once()
@@ -375,8 +375,8 @@ class Scene:
         wait_until(lambda: job.runs(attempt), ENDED_S, f"{state}: attempt {attempt} runs")
         job.goes_on()
 
-    def _ended_well(self, state: str, info: dict[str, Any], reason: str | None, says: str) -> None:
-        told = json.dumps(info, indent=1)
+    def _ended_well(self, state: str, info: dict[str, Any], ends: Mapping[str, str], says: str) -> None:
+        told, reason = json.dumps(info, indent=1), ends.get(state)
         reasons = [attempt["reason"] for attempt in info["attempts"]]
         if state == "stopping":
             assert (info["state"], reasons) == ("STOPPED", ["STOP_REQUESTED"]), told
@@ -384,7 +384,7 @@ class Scene:
             assert (info["state"], reasons) == ("SUCCEEDED", [reason, "COMPLETED"]), told
             assert says in info["attempts"][0]["summary"], told
         elif (
-            state == "placing" and len(reasons) == 2
+            state == "placing" and ends and len(reasons) == 2
         ):  # all of it had been reserved a moment before the fault
             assert (info["state"], reasons) == ("SUCCEEDED", ["INSTANCE_LOST", "COMPLETED"]), told
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -174,33 +174,33 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def scene(cluster: Cluster, tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(cluster, tmp_path)
+@contextmanager
+def on_stage(scene: Scene, **how: bool) -> Iterator[None]:
     try:
-        scene.begin()
-        yield scene
+        scene.begin(**how)
+        yield
         scene.end()
     finally:
-        if not cluster.hosts.up(VICTIM):
-            scene.revive_victim()
         scene.stop_all()
-    nothing_is_left(cluster)
+    nothing_is_left(scene.cluster)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_meets_jobs_in_every_state(scene: Scene, kind: str) -> None:
-    fault = KINDS[kind]
-    began = time.time()
-    fault.upset(scene)
-    infos = scene.come_to_their_ends(fault.ends, fault.says)
-    if kind == "a cable is out for good":
-        the_fence_fell(scene, infos, began)
-    if fault.breaks_host:
-        scene.revive_victim()
+def test_a_fault_meets_jobs_in_every_state(cluster: Cluster, tmp_path: Path, kind: str) -> None:
+    fault, scene = KINDS[kind], Scene(cluster, tmp_path)
+    with on_stage(scene):
+        began = time.time()
+        try:
+            fault.upset(scene)
+            scene.come_to_their_ends(fault.ends, fault.says)
+            if kind == "a cable is out for good":
+                the_fence_fell(scene, began)
+        finally:
+            if fault.breaks_host:
+                scene.revive_victim()
 
 
-def the_fence_fell(scene: Scene, infos: Mapping[str, Any], cut_at: float) -> None:
+def the_fence_fell(scene: Scene, cut_at: float) -> None:
     """The host itself went on, and with it the attempt, until its fence fell; only then the next one began."""
     for state in ("running", "stopping"):
         job = scene.jobs[state]
@@ -212,12 +212,10 @@ def the_fence_fell(scene: Scene, infos: Mapping[str, Any], cut_at: float) -> Non
 
 def test_the_submitting_commands_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     scene = Scene(cluster, tmp_path)
-    scene.begin(attached=True)
-    scene.kill_submitters()
-    scene.thaw()
-    scene.come_to_their_ends({})
-    scene.end()
-    nothing_is_left(cluster)
+    with on_stage(scene, attached=True):
+        scene.kill_submitters()
+        scene.thaw()
+        scene.come_to_their_ends({})
 
 
 def test_the_server_is_killed_through_which_they_were_submitted(cluster: Cluster, tmp_path: Path) -> None:
@@ -225,26 +223,23 @@ def test_the_server_is_killed_through_which_they_were_submitted(cluster: Cluster
     assert server.stdout is not None and server.stdout.readline()
     token = (cluster.home / "serve.token").read_text().strip()
     scene = Scene(cluster, tmp_path, {"RAYCONTROL_URL": "http://127.0.0.1:8787", "RAYCONTROL_TOKEN": token})
-    scene.begin()
-    server.end()
-    server.stdout.close()
-    scene.thaw()
-    scene.come_to_their_ends({})
-    scene.end()
-    nothing_is_left(cluster)
+    with on_stage(scene):
+        server.end()
+        server.stdout.close()
+        scene.thaw()
+        scene.come_to_their_ends({})
 
 
 def test_a_new_head_of_the_same_name_takes_the_store_over(headless: Cluster, tmp_path: Path) -> None:
     """It is there, and has room for the next attempts, before the hosts of the old Ray have noticed that theirs is gone."""
     scene, hosts = Scene(headless, tmp_path), headless.hosts
-    scene.begin(beside=False)
-    headless.close()
-    hosts.kill(HEAD)
-    scene.thaw()
-    hosts.boot(HEAD)
-    hosts.start_ray(HEAD, gpus=1)
-    for _ in range(2):
-        hosts.start_ray(hosts.add(), gpus=6)
-    headless.raycontrol(HEAD, "controller", "restart", check=True, timeout_s=STARTED_S)
-    scene.come_to_their_ends(LOST, blames_victim=False)
-    scene.end()
+    with on_stage(scene, beside=False):
+        headless.close()
+        hosts.kill(HEAD)
+        scene.thaw()
+        hosts.boot(HEAD)
+        hosts.start_ray(HEAD, gpus=1)
+        for _ in range(2):
+            hosts.start_ray(hosts.add(), gpus=6)
+        headless.raycontrol(HEAD, "controller", "restart", check=True, timeout_s=STARTED_S)
+        scene.come_to_their_ends(LOST, blames_victim=False)

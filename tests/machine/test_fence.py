@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from raycontrol.fence import LOOK_S, Answer, Fence, knock
+from raycontrol.fence import LOOK_S, Answer, Fence, end_raylet_given_up, knock
 
 
 class Head:
@@ -94,3 +96,13 @@ def silent() -> Iterator[int]:
             client.setblocking(False)
             client.connect_ex(listener.getsockname())
         yield listener.getsockname()[1]
+
+
+def test_a_raylet_that_hangs_is_killed_when_its_node_is_given_up_and_no_sooner() -> None:
+    raylet = subprocess.Popen(["sleep", "600"])
+    raylet.send_signal(signal.SIGSTOP)
+    words = iter([False, True])
+    with socket.create_server(("127.0.0.1", 0)) as gcs:
+        end_raylet_given_up(f"127.0.0.1:{gcs.getsockname()[1]}", raylet.pid, lambda: next(words))
+        assert raylet.wait(timeout=30) == -signal.SIGKILL
+    assert next(words, None) is None
