@@ -26,7 +26,7 @@ from raycontrol.events import (
     WatchInstance,
 )
 from raycontrol.hardware import Lookup, NodeFacts
-from raycontrol.job import Job, plan_of
+from raycontrol.job import Instance, Job, plan_of
 from raycontrol.plan import Orders, orders
 from raycontrol.preparing import Preparation
 from raycontrol.spec import Mode, Site, members, serves_ssh
@@ -142,62 +142,53 @@ class Duties:
             self._ended.pop(job.id, None)
 
     async def _do(self, job: Job, command: Command) -> None:
-        try:
-            await self._carry_out(job, command)
-        except Exception:
-            log.exception("a duty failed in a way nobody foresaw")
-            raise
+        """Carry the command out, again and again until that succeeds: nobody else does. Cancelled when the duty ends."""
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                await self._carry_out(job, command)
+                return
+            except Exception:
+                log.exception("job %s: a duty failed; trying again in %.1f s", job.id, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     async def _carry_out(self, job: Job, command: Command) -> None:
         match command:
             case ReserveNodes():
                 await self._reserve(job)
             case WatchInstance(instance=name):
-                await self._persist(lambda: self._cluster.watch(job, name), job, name)
+                await self._call(self._cluster.watch(job, name), job, name)
             case PrepareInstance(instance=name):
-                order = _preparation(job, name)
-                await self._persist(lambda: self._cluster.prepare(job, name, order), job, name)
+                await self._call(self._cluster.prepare(job, name, _preparation(job, name)), job, name)
             case CarryOutStage(instance=name, stage=stage):
                 part = orders(plan_of(job), stage, name, self._secrets(job.id))
-                await self._persist(lambda: self._cluster.carry_out(job, name, part), job, name)
+                await self._call(self._cluster.carry_out(job, name, part), job, name)
             case StopInstance(instance=name, grace_s=grace_s, why=why):
-                await self._persist(lambda: self._cluster.stop(job, name, grace_s, why), job, name)
+                await self._call(self._cluster.stop(job, name, grace_s, why), job, name)
             case ReleaseNodes(last=last, keep=keep):
                 await self._release(job, last, keep)
 
     async def _reserve(self, job: Job) -> None:
         try:
-            await self._persist(lambda: self._cluster.reserve(job), job)
+            await self._cluster.reserve(job)
         except ReservationRefused as refusal:
             self._post(job.id, NodesRefused(self._clock(), job.attempt_id, str(refusal)))
         else:
             self._post(job.id, NodesReserved(self._clock(), job.attempt_id))
 
+    async def _call(self, call: Coroutine[Any, Any, None], job: Job, instance: str) -> None:
+        """Make a call to an instance; one that is dead is told as lost."""
+        try:
+            await call
+        except InstanceGone as gone:
+            self._post(job.id, await lost(self._cluster, self._clock, job, instance, str(gone)))
+
     async def _release(self, job: Job, last: bool, keep: bool) -> None:
         earlier = self._ended.pop(job.id, set())
         await asyncio.gather(*earlier, return_exceptions=True)
-        await self._persist(lambda: self._cluster.release(job, last, keep), job)
+        await self._cluster.release(job, last, keep)
         self._post(job.id, NodesReleased(self._clock(), job.attempt_id, keep))
-
-    async def _persist(
-        self, call: Callable[[], Coroutine[Any, Any, None]], job: Job, instance: str | None = None
-    ) -> None:
-        """Make the call until it succeeds; a dead instance is told as lost. Cancelled when the duty ends."""
-        pause_s = RETRY_FIRST_S
-        while True:
-            try:
-                await call()
-                return
-            except InstanceGone as gone:
-                if instance is not None:
-                    self._post(job.id, await lost(self._cluster, self._clock, job, instance, str(gone)))
-                return
-            except ReservationRefused:
-                raise
-            except Exception:
-                log.exception("job %s: a call to the cluster failed; trying again in %.1f s", job.id, pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_MAX_S)
 
 
 async def lost(
@@ -208,9 +199,17 @@ async def lost(
     A host that refuses its raylet's port is up without Ray, and then nothing of ours is left on it; of another one, its
     fence is all that is known.
     """
-    item = job.instance(instance)
-    runs_on = await cluster.may_run_on(item.node_id, item.ip)
+    runs_on = await _may_run_on(cluster, job.instance(instance))
     return InstanceLost(clock(), job.attempt_id, instance, why, clock() + job.fence_s if runs_on else None)
+
+
+async def _may_run_on(cluster: Cluster, item: Instance) -> bool:
+    """A cluster that cannot say it now must not keep the loss from being told: what is not known may be."""
+    try:
+        return await cluster.may_run_on(item.node_id, item.ip)
+    except Exception:
+        log.exception("nobody says whether node %s still runs %s: it may", item.node_id, item.name)
+        return True
 
 
 def _preparation(job: Job, name: str) -> Preparation:

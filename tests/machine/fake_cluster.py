@@ -129,6 +129,7 @@ class FakeCluster(Gangs):
         await self._act(f"release {job.attempt_id}", lambda: self.release_gang(job.attempt_id))
 
     async def may_run_on(self, node_id: str, ip: str) -> bool:
+        self._fail("may_run_on")
         return node_id in self.silent
 
     async def serve_nodes(self) -> None:

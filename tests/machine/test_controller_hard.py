@@ -11,13 +11,17 @@ import pytest
 
 from raycontrol.caretaker import is_missing
 from raycontrol.demands import STOP_SLACK_S, deadline
+from raycontrol.duties import Duties, lost
 from raycontrol.errors import StoreError, UsageError
-from raycontrol.events import InstanceNoted
+from raycontrol.events import InstanceLost, InstanceNoted
+from raycontrol.placement import Node
 from raycontrol.retention import Limits
 from raycontrol.spec import Timeouts
 from raycontrol.status import JobState, Reason
-from tests.machine.fake_cluster import Site, in_loop, submission
+from tests.machine.fake_cluster import FakeCluster, Site, in_loop, submission
 from tests.machine.test_controller import STAYS, finish, site
+from tests.unit import lifecycle_jobs as jobs
+from tests.unit.fake_gangs import nodes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,6 +125,68 @@ async def test_a_node_that_ray_has_no_record_of_is_not_lost_while_its_actor_answ
     await here.controller.stop("digits-1", "seen enough")
     await here.ends("digits-1")
     await finish(here)
+
+
+@in_loop
+async def test_an_instance_is_lost_though_nobody_can_say_whether_its_node_lives(tmp_path: Path) -> None:
+    """Its duty is to tell of it, and there is nobody else to: its node is there."""
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    here.cluster.trouble["may_run_on"] = [ConnectionError("no answer"), ConnectionError("no answer")]
+    here.cluster.find("digits-1.0", "worker-0").die()
+    ended = await here.ends("digits-1")
+    assert (ended.state, ended.reason) == (JobState.FAILED, Reason.INSTANCE_LOST)
+    await finish(here)
+
+
+@in_loop
+async def test_one_node_of_which_nobody_can_say_whether_it_lives_hides_no_other_loss(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    for job_id in ("digits-1", "digits-2"):
+        await here.submit(job_id, nodes=1)
+        await here.reaches(job_id, JobState.RUNNING)
+    here.cluster.hidden |= {"id-of-a", "id-of-b"}
+    here.cluster.trouble["may_run_on"] = [ConnectionError("no answer")]
+    await here.controller._caretaker.look_for_lost_nodes()
+    await here.controller._caretaker.look_for_lost_nodes()
+    assert [(await here.ends(job_id)).reason for job_id in ("digits-1", "digits-2")] == [
+        Reason.INSTANCE_LOST,
+        Reason.INSTANCE_LOST,
+    ]
+    await here.kill()
+
+
+@in_loop
+async def test_what_nobody_can_say_counts_as_may_run_on(tmp_path: Path) -> None:
+    cluster = FakeCluster(nodes("a", "b"))
+    cluster.trouble["may_run_on"] = [ConnectionError("no answer")]
+    event = await lost(cluster, lambda: 1020.0, jobs.running(), "worker-0", "its actor died")
+    assert event == InstanceLost(1020.0, "digits-1.0", "worker-0", "its actor died", 1070.0)
+
+
+@in_loop
+async def test_a_duty_that_fails_in_a_way_that_nobody_foresaw_is_carried_out_again(tmp_path: Path) -> None:
+    one_cpu = {"CPU": 1.0}
+    cluster = FakeCluster(
+        [Node(f"node-{one}", f"host-{one}", "10.0.0.1", one_cpu, one_cpu) for one in ("a", "b")]
+    )
+    cluster.reserve_gang(jobs.placing())
+    faults = [KeyError("digits-1"), KeyError("digits-1")]
+
+    def secrets(job_id: str) -> dict[str, str]:
+        if faults:
+            raise faults.pop()
+        return {}
+
+    duties = Duties(cluster, cluster.now, lambda job_id, event: None, secrets)
+    duties.keep(jobs.starting())
+    await asyncio.wait_for(_until_called(cluster, {"stage 0 master-0", "stage 0 worker-0"}), 10)
+
+
+async def _until_called(cluster: FakeCluster, calls: set[str]) -> None:
+    while set(cluster.calls) != calls:
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(
