@@ -66,8 +66,9 @@ def deadline(job: Job) -> float | None:
     limits = job.spec.timeouts
     match job.state:
         case JobState.QUEUED:
-            since = job.submitted_at if job.queued_at is None else job.queued_at
-            return None if limits.queue_s is None or job.held is not None else since + limits.queue_s
+            return (
+                None if limits.queue_s is None or job.held is not None else _waits_since(job) + limits.queue_s
+            )
         case JobState.PLACING:
             return job.since + PLACING_S
         case JobState.PREPARING:
@@ -93,6 +94,12 @@ def due(job: Job, lag_s: float) -> float | None:
     limit = deadline(job)
     waits_for_others = job.state not in (JobState.QUEUED, JobState.RUNNING)
     return limit if limit is None or not waits_for_others else limit + lag_s
+
+
+def _waits_since(job: Job) -> float:
+    """Return since when the job waits for nodes: not while its next attempt may not begin yet."""
+    queued_at = job.submitted_at if job.queued_at is None else job.queued_at
+    return queued_at if job.not_before is None else max(queued_at, job.not_before)
 
 
 def _stopping_deadline(job: Job) -> float | None:

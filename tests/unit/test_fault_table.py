@@ -172,6 +172,17 @@ def test_the_next_attempt_waits_for_the_fence_of_a_host_that_says_nothing() -> N
     assert again - cut == pytest.approx(NOTICED_S + FENCE_S, abs=1)
 
 
+def test_the_time_to_wait_for_nodes_begins_when_the_fence_of_a_silent_host_is_over() -> None:
+    world = World(
+        queued(queue_s=30, run_s=None, retry=Retry(infra_max=2)),
+        nodes(*HOSTS),
+        {VICTIM: Program(seconds=100)},
+        upsets={JobState.RUNNING: lambda world: world.cut(NODE)},
+    )
+    ended = world.run()
+    assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1)
+
+
 class Hasty(World):
     """Its controller takes Ray's word for it that a node is dead."""
 

@@ -758,6 +758,12 @@ def test_without_limits_a_job_waits_and_runs_for_ever(make: Any) -> None:
     assert advance(job, TimePassed(1e12)) == Step(job)
 
 
+def test_the_time_before_an_attempt_may_begin_is_none_that_a_job_waits_for_its_nodes() -> None:
+    job = replace(jobs.queued(queue_s=30), not_before=1050.0)
+    assert deadline(job) == 1080.0
+    assert deadline(replace(job, not_before=990.0)) == 1030.0
+
+
 def test_a_job_that_waited_too_long_says_what_for() -> None:
     job = after(jobs.queued(), PlacementDeferred(1001.0, "no room"), TimePassed(1100.0))
     assert job.verdict is not None
