@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,8 +85,8 @@ class InstanceActor(Instance):
             ),
             RayLinks(seed, context.get_node_id()),
         )
-        given_up = partial(is_given_up, context.gcs_address, context.get_node_id())
-        fence_off(context.gcs_address, seed.fence_s, given_up)
+        member = Membership(context.gcs_address, context.get_node_id(), gcs_client)
+        fence_off(context.gcs_address, seed.fence_s, member.is_given_up)
 
 
 class NodeActor(Node):
@@ -100,8 +100,8 @@ class NodeActor(Node):
         )
         super().__init__(_scratch(), _read_package, collect)
         context = ray.get_runtime_context()
-        given_up = partial(is_given_up, context.gcs_address, context.get_node_id())
-        end_raylet_given_up(context.gcs_address, raylet_pid, given_up)
+        member = Membership(context.gcs_address, context.get_node_id(), gcs_client)
+        end_raylet_given_up(context.gcs_address, raylet_pid, member.is_given_up)
         self._cleaning = asyncio.ensure_future(self.keep_clean())
         self._collecting = asyncio.ensure_future(self._collect_first())
 
@@ -217,21 +217,47 @@ class RayLinks:
         return self._handles[name]
 
 
-def is_given_up(gcs_address: str, node_id: str) -> bool:
-    """Whether the Ray that is at this address now says that it has no such living node. Who says nothing gives nobody up.
+class Membership:
+    """What the Ray that is at an address now says of a node.
 
-    A client of its own: that of this process speaks with the Ray that it began with only. It is no public part of Ray, so
-    that one without it gives nobody up either.
+    The client is one of its own, kept while it works: that of this process speaks with the Ray that it began with only.
+    It is no public part of Ray. Without it nobody is given up, and of the fence only the half that minds silence is left.
     """
-    try:
-        from ray._raylet import GcsClient, NodeID  # type: ignore[attr-defined]
 
-        living: list[bool] = GcsClient(address=gcs_address).check_alive(
-            [NodeID(bytes.fromhex(node_id))], timeout=CONNECT_S
-        )
-    except Exception:  # Ray has many for a GCS that does not answer; the host does, which is enough
-        return False
-    return living == [False]
+    def __init__(self, gcs_address: str, node_id: str, connect: Callable[[str], Any]) -> None:
+        self._address = gcs_address
+        self._node_id = ray.NodeID(bytes.fromhex(node_id))
+        self._connect = connect
+        self._client: Any = None
+        self._unusable = False
+
+    def is_given_up(self) -> bool:
+        """Whether that Ray has no such living node. Who says nothing gives nobody up."""
+        try:
+            return self._living() == [False]
+        except Exception as error:  # Ray has many for a GCS that says nothing; the host answers, which is enough
+            self._client = None
+            self._tell(error)
+            return False
+
+    def _living(self) -> list[bool]:
+        if self._client is None:
+            self._client = self._connect(self._address)
+        living: list[bool] = self._client.check_alive([self._node_id], timeout=CONNECT_S)
+        return living
+
+    def _tell(self, error: Exception) -> None:
+        """Log, once, what no later look can heal."""
+        if isinstance(error, (ImportError, AttributeError, TypeError)) and not self._unusable:
+            self._unusable = True
+            log.error("this Ray cannot be asked whether it has given this node up", exc_info=error)
+
+
+def gcs_client(address: str) -> Any:
+    """Return a client that gives up after ``CONNECT_S`` and the 10 seconds that Ray adds; `GcsClient` would take 40."""
+    from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]
+
+    return InnerGcsClient.standalone(address, None, round(CONNECT_S * 1000))
 
 
 def node_actor_name(node_id: str) -> str:

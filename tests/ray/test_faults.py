@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from raycontrol import Client
-from raycontrol.actors import is_given_up
+from raycontrol.actors import Membership, gcs_client
 from raycontrol.client import JobHandle
 from raycontrol.status import JobState, Reason
 from tests.ray.conftest import BIN, LocalRay
@@ -179,8 +179,8 @@ def test_a_node_is_given_up_by_a_ray_that_does_not_know_it_and_by_none_that_says
     cluster: LocalRay,
 ) -> None:
     (node,) = cluster.ask()["nodes"]
-    assert not is_given_up(cluster.address, node["id"])
-    assert is_given_up(cluster.address, "0" * len(node["id"]))
+    assert not Membership(cluster.address, node["id"], gcs_client).is_given_up()
+    assert Membership(cluster.address, "0" * len(node["id"]), gcs_client).is_given_up()
 
 
 class Stranger:
