@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from raycontrol.duties import Cluster, lost
@@ -108,7 +109,7 @@ class Caretaker:
             await self._held.renew()
             log.warning("removing what is there of %s, which no job of the store is at", attempt_id)
             last = attempt_id.rpartition(".")[0] not in self._ledger.jobs
-            await self._cluster.remove_attempt(attempt_id, last)
+            await _try(partial(self._cluster.remove_attempt, attempt_id, last))
 
     # Finished jobs.
 

@@ -47,6 +47,19 @@ async def test_a_stranger_is_removed_and_a_running_job_is_left_alone(tmp_path: P
 
 
 @in_loop
+async def test_a_stranger_that_cannot_be_removed_keeps_no_other_one_there(tmp_path: Path) -> None:
+    here = await running(tmp_path)
+    here.cluster.gangs["digits-0.7"] = {}
+    here.cluster.gangs["digits-0.8"] = {}
+    here.cluster.trouble["remove"] = [TimeoutError("its node does not answer")]
+    await here.controller._caretaker.remove_strangers()
+    assert sorted(here.cluster.gangs) == ["digits-0.7", "digits-1.0"]
+    await here.controller._caretaker.remove_strangers()
+    assert list(here.cluster.gangs) == ["digits-1.0"]
+    await stop_all(here)
+
+
+@in_loop
 async def test_strangers_are_looked_for_again_and_again(tmp_path: Path) -> None:
     here = await running(tmp_path)
     reconciling = asyncio.ensure_future(here.controller._caretaker.reconcile(every_s=0.01))
