@@ -308,8 +308,7 @@ class Ledger:
         while True:
             now = self._clock()
             over = {job_id: self._jobs[job_id] for job_id, limit in self._limits.items() if limit <= now}
-            for job_id in over:
-                await self.tell(job_id, TimePassed(now))
+            await asyncio.gather(*(self.tell(job_id, TimePassed(now)) for job_id in over))
             if any(self._jobs.get(job_id) is not job for job_id, job in over.items()):
                 continue  # meanwhile other limits may have begun
             soonest_s = min(self._limits.values(), default=math.inf) - now

@@ -13,7 +13,7 @@ from raycontrol.errors import JobNotFound, StoreError, UsageError
 from raycontrol.queue import Rules
 from raycontrol.scheduler import NEWS_AT_ONCE
 from raycontrol.status import JobInfo, JobState, Outcome, Reason, Wish
-from tests.machine.fake_cluster import FakeCluster, Site, in_loop
+from tests.machine.fake_cluster import FakeCluster, Site, WriteStop, in_loop
 from tests.machine.test_controller import refusing
 from tests.unit.fake_gangs import Program, nodes
 
@@ -360,3 +360,16 @@ async def test_a_job_whose_limits_cannot_be_told_ends_nobody_else(tmp_path: Path
     assert ended.reason is Reason.RUN_TIMEOUT
     ledger._jobs["strange-1"] = strange
     await finish(here, "strange-1")
+
+
+@in_loop
+async def test_limits_that_end_together_are_stored_together(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.controller.started()
+    ids = [f"digits-{number}" for number in range(30)]
+    with WriteStop(at=0, killed=asyncio.Event()) as commits:
+        await asyncio.gather(*(here.submit(one, nodes=3, timeouts={"queue_s": 0.001}) for one in ids))
+        for one in ids:
+            assert (await here.ends(one)).reason is Reason.QUEUE_TIMEOUT
+    assert commits.count < 15
+    await finish(here)
