@@ -235,7 +235,9 @@ class Membership:
         """Whether that Ray has no such living node. Who says nothing gives nobody up."""
         try:
             return self._living() == [False]
-        except Exception as error:  # Ray has many for a GCS that says nothing; the host answers, which is enough
+        except (
+            Exception
+        ) as error:  # Ray has many for a GCS that says nothing; the host answers, which is enough
             self._client = None
             self._tell(error)
             return False

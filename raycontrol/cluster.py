@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -49,9 +52,13 @@ from raycontrol.settings import Settings
 from raycontrol.spec import members
 from raycontrol.status import Policy
 
+T = TypeVar("T")
+
 WATCH_S = 15.0
 NODE_CALL_S = 30.0
 ATTEMPT_ID = re.compile(r"[^:]+\.-?\d+")
+HOSTS_AT_ONCE = 256
+"""How many threads may wait for hosts that say nothing, for up to ``PLACING_S`` each."""
 CALLS_AT_ONCE = 1000
 """How many calls an instance takes at once, those of other instances not counted."""
 
@@ -100,13 +107,18 @@ def _limits(home: str) -> Limits:
 
 
 class RayCluster:
-    """``duties.Cluster`` over Ray. ``name`` is the cluster's name, part of every name that is made here."""
+    """``duties.Cluster`` over Ray. ``name`` is the cluster's name, part of every name that is made here.
+
+    What waits for hosts, which may be silent, has threads of its own: all other calls share the few of Python's pool.
+    """
 
     def __init__(self, name: str, home: str) -> None:
         self._name = name
         self._home = home
         self._instances: dict[tuple[str, str], Any] = {}
         self._reserving: dict[str, asyncio.Future[None]] = {}
+        self._asking: dict[str, asyncio.Future[bool]] = {}
+        self._for_hosts = ThreadPoolExecutor(HOSTS_AT_ONCE, thread_name_prefix="for-hosts")
         self._servants: dict[str, Any] = {}
 
     async def nodes(self) -> tuple[NodeRoom, ...]:
@@ -118,7 +130,7 @@ class RayCluster:
     async def reserve(self, job: Job) -> None:
         """A thread does it, and goes on if this call is cancelled; ``release`` waits for it."""
         if job.attempt_id not in self._reserving:
-            self._reserving[job.attempt_id] = asyncio.ensure_future(asyncio.to_thread(self._reserve, job))
+            self._reserving[job.attempt_id] = self._wait_for_hosts(self._reserve, job)
         try:
             await asyncio.shield(self._reserving[job.attempt_id])
         except ReservationRefused:
@@ -184,7 +196,19 @@ class RayCluster:
             remove_placement_group(group)
 
     async def may_run_on(self, node_id: str, ip: str) -> bool:
-        return await asyncio.to_thread(_may_run_on, node_id, ip)
+        """All who ask meanwhile share the answer: a silent host takes its time, and has many instances."""
+        if node_id not in self._asking:
+            self._asking[node_id] = self._wait_for_hosts(self._ask_host, node_id, ip)
+            self._asking[node_id].add_done_callback(lambda _: self._asking.pop(node_id))
+        return await asyncio.shield(self._asking[node_id])
+
+    def _ask_host(self, node_id: str, ip: str) -> bool:
+        """A raylet takes all along that runs under it. Ray gives one up that does not answer, be it alive; and of one of an
+        earlier Ray it knows nothing."""
+        node = next((node for node in ray_nodes() if node["NodeID"] == node_id), None)
+        if node is None:
+            return True
+        return not node["Alive"] and knock(ip, node["NodeManagerPort"]) is not Answer.REFUSED
 
     async def serve_nodes(self) -> None:
         await asyncio.to_thread(self._keep_servants)
@@ -254,6 +278,11 @@ class RayCluster:
         for job_id in job_ids:
             await archive.remove_job.remote(job_id)
         await archive.remove_packages.remote(packages_in_use)
+
+    def _wait_for_hosts(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """As ``asyncio.to_thread``, which keeps Ray's context too."""
+        work = partial(copy_context().run, call, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self._for_hosts, work)
 
     async def _call(self, job: Job, instance: str, call: Any) -> None:
         try:
@@ -335,15 +364,6 @@ def living_nodes() -> tuple[NodeRoom, ...]:
         for node in ray_nodes()
         if node["Alive"]
     )
-
-
-def _may_run_on(node_id: str, ip: str) -> bool:
-    """A raylet takes all along that runs under it. Ray gives one up that does not answer, be it alive; and of one of an
-    earlier Ray it knows nothing."""
-    node = next((node for node in ray_nodes() if node["NodeID"] == node_id), None)
-    if node is None:
-        return True
-    return not node["Alive"] and knock(ip, node["NodeManagerPort"]) is not Answer.REFUSED
 
 
 def _make_group(name: str, job: Job) -> PlacementGroup:
