@@ -407,14 +407,12 @@ async def _node_actor(node_id: str) -> Any:
 
 
 async def _tidy_nodes(node_ids: Iterable[str], job_id: str, attempt_id: str, last: bool) -> None:
+    """Clean up on living nodes; raises NoNodeActor where nobody is there to do it (yet)."""
     await asyncio.gather(*(_tidy_node(node_id, job_id, attempt_id, last) for node_id in node_ids))
 
 
 async def _tidy_node(node_id: str, job_id: str, attempt_id: str, last: bool) -> None:
-    try:
-        node = await _node_actor(node_id)
-    except NoNodeActor:
-        return  # it went with its node
+    node = await _node_actor(node_id)
     await asyncio.wait_for(result_of(node.release.remote(job_id, attempt_id, last)), NODE_CALL_S)
 
 

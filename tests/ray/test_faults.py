@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -13,12 +14,15 @@ import pytest
 import ray
 
 from raycontrol import Client
-from raycontrol.actors import Membership, gcs_client
+from raycontrol.actors import Membership, NoNodeActor, gcs_client
 from raycontrol.client import JobHandle
+from raycontrol.cluster import RayCluster
+from raycontrol.placement import Node
 from raycontrol.status import JobState, Reason
 from tests.ray.conftest import BIN, LocalRay
 from tests.ray.jobs import WAIT_S, alive, ended, lines, log_file, python, reaches, said, spec
 from tests.support import wait_until
+from tests.unit import lifecycle_jobs
 
 FAMILY = "echo pid $$; setsid sleep 600 & echo child $!; wait"
 CHATTER = """
@@ -181,6 +185,24 @@ def test_a_node_is_given_up_by_a_ray_that_does_not_know_it_and_by_none_that_says
     (node,) = cluster.ask()["nodes"]
     assert not Membership(cluster.address, node["id"], gcs_client).is_given_up()
     assert Membership(cluster.address, "0" * len(node["id"]), gcs_client).is_given_up()
+
+
+def test_a_living_node_without_its_actor_is_not_taken_for_clean(client: Client) -> None:
+    unserved = Unserved("elsewhere", "/nowhere")
+    job = lifecycle_jobs.running()
+    with pytest.raises(NoNodeActor):
+        asyncio.run(unserved.release(job, last=False, keep=False))
+    unserved.living = ()
+    asyncio.run(unserved.release(job, last=False, keep=False))
+
+
+class Unserved(RayCluster):
+    """A cluster of a node whose actor is not there."""
+
+    living: tuple[Node, ...] = (Node("node-a", "host-a", "10.0.0.1", {}, {}),)
+
+    async def nodes(self) -> tuple[Node, ...]:
+        return self.living
 
 
 class Stranger:
