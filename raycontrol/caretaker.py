@@ -10,6 +10,7 @@ from typing import Any
 
 from raycontrol.duties import Cluster, lost
 from raycontrol.heldstore import HeldStore
+from raycontrol.job import job_of
 from raycontrol.jobrows import read_infos
 from raycontrol.ledger import Ledger
 from raycontrol.retention import DAY_S, Limits, expired
@@ -100,15 +101,17 @@ class Caretaker:
         """Remove what there is of attempts that no job is at.
 
         An attempt is in the ledger before anything of it is made, so whatever is seen first and is not in the ledger
-        afterwards is a stranger. Only who still holds the lease may say so: a successor knows more.
+        afterwards is a stranger. Only who still holds the lease may say so: a successor knows more. Of a job that cannot be
+        read nobody knows at which attempt it is, so that all of them stay.
         """
         found = await self._cluster.attempts()
         jobs = self._ledger.jobs.values()
-        strangers = found - {attempt_id for job in jobs for attempt_id in (job.attempt_id, job.group_id)}
+        known = {attempt_id for job in jobs for attempt_id in (job.attempt_id, job.group_id)}
+        strangers = {one for one in found - known if job_of(one) not in self._ledger.unreadable}
         for attempt_id in sorted(strangers):
             await self._held.renew()
             log.warning("removing what is there of %s, which no job of the store is at", attempt_id)
-            last = attempt_id.rpartition(".")[0] not in self._ledger.jobs
+            last = job_of(attempt_id) not in self._ledger.jobs
             await _try(partial(self._cluster.remove_attempt, attempt_id, last))
 
     # Finished jobs.

@@ -41,7 +41,7 @@ from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.fence import Answer, knock
 from raycontrol.hardware import Lookup, NodeFacts
-from raycontrol.job import Job
+from raycontrol.job import Job, job_of
 from raycontrol.placement import Node as NodeRoom
 from raycontrol.placement import demand
 from raycontrol.plan import Orders
@@ -251,7 +251,7 @@ class RayCluster:
 
     async def remove_attempt(self, attempt_id: str, last: bool) -> None:
         await asyncio.to_thread(self._remove_attempt, attempt_id)
-        job_id = attempt_id.rpartition(".")[0]
+        job_id = job_of(attempt_id)
         await _tidy_nodes((node.id for node in await self.nodes()), job_id, attempt_id, last)
 
     def _remove_attempt(self, attempt_id: str) -> None:

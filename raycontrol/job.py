@@ -198,6 +198,11 @@ class Job:
         return replace(self, state=state, reason=reason, since=at)
 
 
+def job_of(attempt_id: str) -> str:
+    """Return the id of the attempt's job."""
+    return attempt_id.rpartition(".")[0]
+
+
 def plan_of(job: Job) -> Plan:
     """Return the plan of the current attempt; raises PlanError while facts are missing.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from raycontrol.errors import StoreError
+from raycontrol.errors import SpecError, StoreError
 from raycontrol.job import EMBEDDED, Job, info
 from raycontrol.logs import JobFolder
 from raycontrol.status import JobInfo
@@ -47,7 +47,7 @@ def read_job(row: JobRow) -> Job:
     """Return the job of a row. Raises StoreError when another version wrote it in a way that this one cannot read."""
     try:
         return _JOBS.validate_json(row.doc)
-    except ValueError as error:
+    except (ValueError, SpecError) as error:
         raise StoreError(
             f"job {row.id} was stored by another version of raycontrol and cannot be read"
         ) from error

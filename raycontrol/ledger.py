@@ -16,7 +16,7 @@ from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import IdTaken, RaycontrolError, StoreError, StoreOwned, StoreRefused
 from raycontrol.events import JobEvent, Report, RunExited, TimePassed
 from raycontrol.heldstore import HeldStore
-from raycontrol.job import Job
+from raycontrol.job import Job, job_of
 from raycontrol.jobrows import readable, row_of
 from raycontrol.status import JobState, Note
 from raycontrol.store import Change, JobRow, New
@@ -70,6 +70,7 @@ class Ledger:
         self._held = held
         self._clock = clock
         self._jobs: dict[str, Job] = {}
+        self._unreadable: frozenset[str] = frozenset()
         self._secrets: dict[str, dict[str, str]] = {}
         self._lags: dict[str, float] = {}
         self._limits: dict[str, float] = {}  # by when the clock must call, of those jobs that it must call
@@ -87,10 +88,16 @@ class Ledger:
     def jobs(self) -> Mapping[str, Job]:
         return self._jobs
 
+    @property
+    def unreadable(self) -> frozenset[str]:
+        """The ids of the jobs that have not ended and that this version cannot read: another one may take them up again."""
+        return self._unreadable
+
     async def load(self, cluster: str) -> None:
         """Read the jobs that an earlier controller of the cluster left."""
         rows = await self._held.ask(lambda store: store.active(cluster))
         self._jobs = {row.id: job for row, job in readable(rows)}
+        self._unreadable = frozenset(row.id for row in rows) - self._jobs.keys()
         self._secrets = await self._held.ask(lambda store: store.access.secrets_of(self._jobs))
         now = self._clock()
         self._lags = {job.id: max(0.0, now - job.since) for job in self._jobs.values()}
@@ -136,11 +143,14 @@ class Ledger:
     async def report(self, reports: Sequence[Report], sent_at: float, arrived_at: float) -> None:
         """Take what an instance reports; return once it is stored.
 
-        Times are moved from the clock of its node, on which it was sent at ``sent_at``, to this one.
+        Times are moved from the clock of its node, on which it was sent at ``sent_at``, to this one. Raises StoreError for
+        a job that cannot be read: its instances keep what they have to say.
         """
         told = []
         for report in reports:
-            job_id = report.attempt_id.rpartition(".")[0]
+            job_id = job_of(report.attempt_id)
+            if job_id in self._unreadable:
+                raise StoreError(f"job {job_id} cannot be read; its reports are not taken")
             if job_id in self._jobs:
                 told.append(
                     self.tell(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raycontrol.errors import StoreError
+from raycontrol.events import InstanceNoted
 from raycontrol.status import JobState
 from tests.machine.fake_cluster import Site, in_loop
 from tests.machine.test_controller import STAYS, TRAINS, finish, locked, site
@@ -115,6 +116,45 @@ async def test_nodes_that_are_kept_for_the_next_attempt_are_no_strangers(tmp_pat
     assert sorted(here.cluster.gangs) == ["digits-1.0", "digits-1.1"]
     del here.cluster.gangs["digits-1.0"]
     await stop_all(here)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("json_set(doc, '$.attempt', 'x')", id="in the job"),
+        pytest.param("json_set(doc, '$.spec.of_a_later_version', 1)", id="in its spec"),
+    ],
+)
+def test_a_job_that_cannot_be_read_runs_on_and_is_taken_up_again_when_it_can(
+    tmp_path: Path, fault: str
+) -> None:
+    @in_loop
+    async def runs_on(home: Path) -> None:
+        here = await running(home)
+        await here.kill()
+        doc = exchange(home, fault)
+        controller = await here.restart()
+        await controller._caretaker.remove_strangers()
+        sent_at = here.cluster.now()
+        note = InstanceNoted(sent_at, "digits-1.0", "master-0", "its GPU is idle")
+        with pytest.raises(StoreError, match="digits-1 cannot be read"):
+            await controller.report(sent_at, [note])
+        assert list(here.cluster.gangs) == ["digits-1.0"]
+        await here.kill()
+        exchange(home, "?", doc)
+        await here.restart()
+        assert (await here.controller.info("digits-1")).state is JobState.RUNNING
+        await stop_all(here)
+
+    runs_on(tmp_path)
+
+
+def exchange(home: Path, expression: str, *values: str) -> str:
+    """Store another text of the only job; return the one that was there."""
+    with sqlite3.connect(home / "store.db") as other:
+        ((doc,),) = other.execute("SELECT doc FROM jobs").fetchall()
+        other.execute(f"UPDATE jobs SET doc = {expression}", values)
+    return str(doc)
 
 
 @in_loop
