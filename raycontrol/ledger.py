@@ -14,7 +14,7 @@ from raycontrol import demands, lifecycle
 from raycontrol.accessrows import Belongings
 from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import IdTaken, RaycontrolError, StoreError, StoreOwned, StoreRefused
-from raycontrol.events import JobEvent, Report, RunExited, TimePassed
+from raycontrol.events import JobEvent, Report, RunExited, ServiceEnded, TimePassed
 from raycontrol.heldstore import HeldStore
 from raycontrol.job import Job, job_of
 from raycontrol.jobrows import readable, row_of
@@ -382,7 +382,7 @@ def _advanced(job: Job, event: JobEvent) -> tuple[lifecycle.Step, JobRow] | None
 
 
 def _on_our_clock(report: Report, offset: float) -> Report:
-    if isinstance(report, RunExited):
+    if isinstance(report, RunExited | ServiceEnded):
         ended = replace(report.ended, at=report.ended.at + offset)
         return replace(report, at=report.at + offset, ended=ended)
     return replace(report, at=report.at + offset)

@@ -13,7 +13,7 @@ import pytest
 
 from raycontrol.controller import Controller
 from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismatch
-from raycontrol.events import InstanceNoted, InstancePrepared, Report, RunExited, StagePassed
+from raycontrol.events import InstanceNoted, InstancePrepared, Report, RunExited, ServiceEnded, StagePassed
 from raycontrol.job import Ended
 from raycontrol.status import InstanceState, JobState, Reason
 from raycontrol.version import __version__
@@ -409,6 +409,22 @@ async def test_times_of_reports_are_moved_to_this_clock(tmp_path: Path) -> None:
     await here.controller.report(ahead, [RunExited(ahead - 2, "digits-1.0", "worker-0", ended)])
     event = next(event for event in await here.story("digits-1") if event.kind == "RunExited")
     assert -3 < event.at - time.time() < -1
+    await here.ends("digits-1")
+    await finish(here)
+
+
+@in_loop
+async def test_when_a_service_has_ended_is_moved_to_this_clock_too(tmp_path: Path) -> None:
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    ahead = time.time() + 3600
+    ended = Ended(ahead - 2, code=0)
+    report = ServiceEnded(ahead - 2, "digits-1.0", "worker-0", "ray", ended, asked=True)
+    await here.controller.report(ahead, [report])
+    known = here.controller._ledger.jobs["digits-1"].instance("worker-0").service_ended
+    assert known is not None and -3 < known.at - time.time() < -1
+    await here.controller.stop("digits-1", "seen enough")
     await here.ends("digits-1")
     await finish(here)
 
