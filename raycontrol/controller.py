@@ -341,7 +341,7 @@ class Controller:
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         """Take what an instance reports; return once it is stored. Times are moved to this node's clock."""
-        arrived = self._clock()
+        arrived = self._clock.moment()
         await self.started()
         await self._ledger.report(reports, sent_at, arrived)
 

@@ -19,6 +19,7 @@ from raycontrol.heldstore import HeldStore
 from raycontrol.job import Job, job_of
 from raycontrol.jobrows import readable, row_of
 from raycontrol.status import JobState, Note
+from raycontrol.steadyclock import Moment
 from raycontrol.store import Change, JobRow, New
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class Ledger:
         """Put an event in."""
         self._inbox.put_nowait(_Told(job_id, event))
 
-    async def report(self, reports: Sequence[Report], sent_at: float, arrived_at: float) -> None:
+    async def report(self, reports: Sequence[Report], sent_at: float, arrived: Moment) -> None:
         """Take what an instance reports; return once it is stored.
 
         Times are moved from the clock of its node, on which it was sent at ``sent_at``, to this one. Raises StoreError for
@@ -154,20 +155,23 @@ class Ledger:
             if job_id in self._jobs:
                 told.append(
                     self.tell(
-                        job_id, _on_our_clock(report, self._offset(job_id, report, sent_at, arrived_at))
+                        job_id, _on_our_clock(report, self._offset(job_id, report, sent_at, arrived))
                     )
                 )
         await asyncio.gather(*told)
 
-    def _offset(self, job_id: str, report: Report, sent_at: float, arrived_at: float) -> float:
+    def _offset(self, job_id: str, report: Report, sent_at: float, arrived: Moment) -> float:
         """Return how far this clock is ahead of the instance's: the least that was ever measured, for Ray may deliver
-        a call long after it was made. A clock that was set back since is measured anew."""
+        a call long after it was made. A clock that was set back since is measured anew.
+
+        It is measured by how long this machine has been up: the steady clock moves against all others after a step.
+        """
         key, known = (report.attempt_id, report.instance), self._offsets.setdefault(job_id, {})
-        measured = arrived_at - sent_at
+        measured = arrived.up_s - sent_at
         last_sent, least = known.get(key, (sent_at, measured))
         offset = min(measured, least) if sent_at >= last_sent - SET_BACK_S else measured
         known[key] = (sent_at, offset)
-        return offset
+        return arrived.at - arrived.up_s + offset
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when a job may have changed, or after ``timeout_s``."""

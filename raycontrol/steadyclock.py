@@ -5,9 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 SLEW = 0.05
 """By how much it may go faster or slower than time does, to come back to the wall clock."""
+
+
+class Moment(NamedTuple):
+    """A moment by the steady clock, and by one that is never set and never hurries: how long this machine has been up."""
+
+    at: float
+    up_s: float
 
 
 class SteadyClock:
@@ -27,6 +35,9 @@ class SteadyClock:
         self._now = wall()
 
     def __call__(self) -> float:
+        return self.moment().at
+
+    def moment(self) -> Moment:
         with self._lock:
             read_at = self._passing()
             passed = read_at - self._read_at
@@ -34,4 +45,4 @@ class SteadyClock:
             most = SLEW * passed
             self._now += passed - max(-most, min(ahead, most))
             self._read_at = read_at
-            return self._now
+            return Moment(self._now, read_at)

@@ -16,6 +16,7 @@ from raycontrol.errors import JobNotFound, StoreError, StoreOwned, VersionMismat
 from raycontrol.events import InstanceNoted, InstancePrepared, Report, RunExited, ServiceEnded, StagePassed
 from raycontrol.job import Ended
 from raycontrol.status import InstanceState, JobState, Reason
+from raycontrol.steadyclock import Moment
 from raycontrol.version import __version__
 from tests.machine.fake_cluster import FakeCluster, Site, WriteStop, in_loop, submission
 from tests.unit.fake_gangs import Program, nodes
@@ -440,6 +441,27 @@ async def test_times_are_right_after_the_clock_of_a_node_was_set_back(tmp_path: 
     await here.controller.report(behind, [note])
     event = next(event for event in await here.story("digits-1") if event.kind == "InstanceNoted")
     assert -3 < event.at - time.time() < -1
+    await here.controller.stop("digits-1", "seen enough")
+    await here.ends("digits-1")
+    await finish(here)
+
+
+@in_loop
+async def test_times_are_right_while_the_clock_of_the_head_comes_back_from_a_step(tmp_path: Path) -> None:
+    """It was set forward: in an hour the steady clock has gained three minutes on the node's."""
+    here = site(tmp_path, STAYS)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    noon = time.time()
+    for sent_at, arrived in (
+        (noon, Moment(at=noon, up_s=70.0)),
+        (noon + 3600, Moment(at=noon + 3780, up_s=3670.0)),
+        (noon + 3600, Moment(at=noon + 3783, up_s=3673.0)),  # delivered late
+    ):
+        note = InstanceNoted(sent_at - 2, "digits-1.0", "worker-0", "its GPU is idle")
+        await here.controller._ledger.report([note], sent_at, arrived)
+    told = [event.at - noon for event in await here.story("digits-1") if event.kind == "InstanceNoted"]
+    assert told == [pytest.approx(-2), pytest.approx(3778), pytest.approx(3778)]
     await here.controller.stop("digits-1", "seen enough")
     await here.ends("digits-1")
     await finish(here)

@@ -52,6 +52,14 @@ def test_after_a_step_it_comes_back_to_the_wall_clock_and_never_goes_back() -> N
     assert clock() == machine.wall
 
 
+def test_a_moment_also_tells_how_long_the_machine_has_been_up_whatever_is_set() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    machine.wall += 3600
+    machine.pass_time(100)
+    assert clock.moment() == (5105, 170)
+
+
 def test_a_small_difference_is_made_up_for_at_once() -> None:
     machine = Machine()
     clock = machine.clock()
