@@ -275,8 +275,11 @@ class Promises:
 
 
 def stay_of(job: Running, now: float) -> Stay:
-    """A job that is past its limit may end at any moment, as one without a limit does, only surely."""
-    return Stay(job, job.held, now, None if job.ends_by is None else max(now, job.ends_by))
+    """A job that is past its limit may end at any moment, as one without a limit does, only surely.
+
+    Of one that has nodes and does not run yet, the limit has not begun.
+    """
+    return Stay(job, job.held, now, job.over_by(now) if job.ends_by is None else max(now, job.ends_by))
 
 
 def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:

@@ -131,7 +131,8 @@ class Waiting(QueueJob):
 
 @dataclass(frozen=True)
 class Running(QueueJob):
-    """A job that has nodes, since ``since`` (epoch seconds). ``ends_by`` is when its limit ends it; None: nobody knows.
+    """A job that has nodes, since ``since`` (epoch seconds). ``ends_by`` is when its limit ends it; None: it has
+    none, or does not run yet.
 
     ``stopping``: it is being stopped already, and soon gone.
     """

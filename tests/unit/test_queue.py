@@ -236,6 +236,14 @@ def test_what_a_stopping_job_holds_counts_once() -> None:
     ]
 
 
+def test_a_job_with_a_limit_that_does_not_run_yet_is_over_by_its_limit_from_now() -> None:
+    """new is being prepared: big gets its node, not that of old, which is not over before 1000."""
+    running = [runs("new", 1, run_s=100), runs("old", 2, ends_by=1000.0)]
+    for run_s, filled_in in ((100, "small on 0"), (101, "small BEHIND, 1 ahead")):
+        line = [job("big", 1.0, nodes=2), job("small", 2.0, run_s=run_s)]
+        assert brief(decide(line, hosts(8, 0, 0), running, BACKFILL, now=60.0)) == ["big NO_ROOM", filled_in]
+
+
 def test_a_sure_start_is_enough_even_if_a_job_without_a_limit_could_end_before() -> None:
     line = [job("big", 1.0, nodes=2), job("short", 2.0, run_s=100)]
     running = [runs("old", 1), runs("limited", 2, ends_by=100.0)]
