@@ -283,11 +283,11 @@ class _Pass:
             self._leaving.update((job.job_id, job) for job in victims)
             rooms = self._later.find(item)
             assert rooms is not None, "the victims were chosen so that it fits"
+        waits = self._awaits(item, rooms, victims)
         self._later.take(item, rooms)
         self._free.keep_within(self._later, rooms)
         self._free.usage.add(item)
         self._note(item, rooms)
-        waits = self._awaits(item, rooms, victims)
         self._claimants.append(item.job_id)
         return [*(Preempt(job.job_id, item.job_id) for job in victims), waits]
 

@@ -556,6 +556,13 @@ def test_room_is_made_within_the_limits_of_all_too() -> None:
     assert why(decisions, "high") == "waits until low has stopped"
 
 
+def test_who_waits_for_a_node_that_no_limit_denies_waits_for_nobody_else_to_stop() -> None:
+    running = [runs("near", 0, stopping=True), runs("far", 1, stopping=True)]
+    for all_jobs, awaited in ((3, "near has stopped"), (2, "near, far have stopped")):
+        decisions = decide([job("high")], hosts(0, 0), running, Rules(all_jobs=all_jobs))
+        assert why(decisions, "high") == f"waits until {awaited}"
+
+
 def test_who_waits_for_room_counts_towards_its_users_limit() -> None:
     """Otherwise small would start, and leave high nothing to start with when low has gone."""
     running = [runs("low", 0, priority=6, preemptible=True)]
