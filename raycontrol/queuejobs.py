@@ -128,6 +128,10 @@ class Waiting(QueueJob):
         """What the order of the queue goes by."""
         return self.spec.priority, self.submitted_at, self.job_id
 
+    def work_out(self) -> None:
+        """Work out all that a pass asks of the job; raises whatever comes of a spec that cannot be understood."""
+        _ = self.turn, self.alike_of_user, self.kinds, self.gpus, self.over_by(0.0)
+
 
 @dataclass(frozen=True)
 class Running(QueueJob):

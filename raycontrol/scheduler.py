@@ -46,7 +46,7 @@ class Scheduler:
         self._waits: dict[str, queue.KeepWaiting] = {}
         self._told: dict[str, queue.Wait] = {}  # of what kind the reason is that the store has
         # What the queue works out of a job's spec, it remembers in these.
-        self._known_waiting: dict[str, tuple[Job, queue.Waiting]] = {}
+        self._known_waiting: dict[str, tuple[Job, queue.Waiting | None]] = {}
         self._known_running: dict[str, tuple[Job, queue.Running | None]] = {}
 
     def in_order(self) -> list[Job]:
@@ -84,7 +84,7 @@ class Scheduler:
             for job in self._ledger.jobs.values()
             if job.state is JobState.QUEUED
         }
-        return [waiting for _, waiting in self._known_waiting.values()]
+        return [waiting for _, waiting in self._known_waiting.values() if waiting is not None]
 
     def _running(self) -> list[queue.Running]:
         known, jobs = self._known_running, [job for job in self._ledger.jobs.values() if job.instances]
@@ -144,19 +144,29 @@ class Scheduler:
         return known is not wait.kind
 
 
-def _as_before(job: Job, known: tuple[Job, queue.Waiting] | None) -> tuple[Job, queue.Waiting] | None:
+def _as_before(
+    job: Job, known: tuple[Job, queue.Waiting | None] | None
+) -> tuple[Job, queue.Waiting | None] | None:
     """Return what is known of the job if it is as it was, and no moment is to come that changes it."""
-    return known if known is not None and known[0] is job and job.not_before is None else None
+    if known is None or known[0] is not job:
+        return None
+    return known if job.not_before is None or known[1] is None else None
 
 
-def _waiting(job: Job, known: tuple[Job, queue.Waiting] | None, now: float) -> queue.Waiting:
-    """Return the job as the queue sees it: the one it has seen before, while nothing of that has changed."""
-    held, avoided = _held_back(job, now), frozenset(job.avoided)
-    if known is not None:
-        seen = known[1]
-        if seen.spec is job.spec and (seen.held, seen.avoided) == (held, avoided):
+def _waiting(job: Job, known: tuple[Job, queue.Waiting | None] | None, now: float) -> queue.Waiting | None:
+    """Return the job as the queue sees it: the one it has seen before, while nothing of that has changed. None, and a line
+    in the log, where its spec cannot be understood: one that an older version took in must not keep all others waiting."""
+    try:
+        held, avoided = _held_back(job, now), frozenset(job.avoided)
+        seen = known[1] if known is not None else None
+        if seen is not None and seen.spec is job.spec and (seen.held, seen.avoided) == (held, avoided):
             return seen
-    return queue.Waiting(job.id, job.spec, job.submitted_at, job.user, held, avoided)
+        waiting = queue.Waiting(job.id, job.spec, job.submitted_at, job.user, held, avoided)
+        waiting.work_out()
+        return waiting
+    except Exception:
+        log.exception("job %s: what it asks for cannot be understood, and it is left out of the queue", job.id)
+        return None
 
 
 def _held_back(job: Job, now: float) -> str | None:

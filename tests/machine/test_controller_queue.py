@@ -373,3 +373,21 @@ async def test_limits_that_end_together_are_stored_together(tmp_path: Path) -> N
             assert (await here.ends(one)).reason is Reason.QUEUE_TIMEOUT
     assert commits.count < 15
     await finish(here)
+
+
+@in_loop
+async def test_a_waiting_job_that_cannot_be_understood_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.submit("first-1")
+    await here.reaches("first-1", JobState.RUNNING)
+    await here.submit("strange-1")
+    ledger = here.controller._ledger
+    strange = ledger.jobs["strange-1"]
+    ledger._jobs["strange-1"] = replace(strange, spec=strange.spec.model_copy(update={"resources": None}))
+    await here.controller.stop("first-1", "seen enough", True)
+    await here.submit("digits-1")
+    await here.reaches("digits-1", JobState.RUNNING)
+    assert await here.controller.queue() == []
+    ledger._jobs["strange-1"] = strange
+    assert [entry.id for entry in await here.controller.queue()] == ["strange-1"]
+    await finish(here, "digits-1", "strange-1")
