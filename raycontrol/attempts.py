@@ -61,8 +61,13 @@ def back_in_the_queue(job: Job, at: float) -> Change:
     queued = replace(
         _next(waits), instances=(), queued_at=queued_at, group=None, pending=job.held, visited=visited
     )
-    queued = replace(queued, not_before=later(job.not_before, job.fenced_until), fenced_until=None)
     return queued, "back in the queue" + (f": {job.held}" if job.held else "")
+
+
+def fenced_anew(job: Job, now: float) -> Job:
+    """Return the job as another controller takes it up at ``now``: what was lost may still run on for as long as it may at
+    most. When it was lost is no measure: clocks may have been set since."""
+    return job if job.fenced_until is None else replace(job, fenced_until=now + job.fence_s)
 
 
 def later(one: float | None, other: float | None) -> float | None:

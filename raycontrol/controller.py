@@ -74,7 +74,7 @@ class Controller:
         self._wall = clock
         self._clock = SteadyClock(clock)
         self._site = site
-        self._held = HeldStore(self._home, name, clock)
+        self._held = HeldStore(self._home, name, self._clock)
         self._ledger = Ledger(self._held, cluster, self._clock)
         self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules, fence_s)
         self._caretaker = Caretaker(name, self._held, self._ledger, cluster, self._clock, limits)
@@ -342,8 +342,8 @@ class Controller:
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         """Take what an instance reports; return once it is stored. Times are moved to this node's clock."""
         arrived = self._clock.moment()
-        await self.started()
-        await self._ledger.report(reports, sent_at, arrived)
+        await self.started()  # which may move the clock
+        await self._ledger.report(reports, sent_at, self._clock.seen_from_now(arrived.up_s))
 
     # Starting.
 
@@ -367,6 +367,8 @@ class Controller:
 
     async def _start(self) -> None:
         await self._held.take()
+        if (last := self._held.lease.predecessor_at) is not None:
+            self._clock.go_on_from(last)
         await self._ledger.load(self._name)
         await self._cluster.serve_nodes()
         self._ledger.resume()

@@ -119,7 +119,7 @@ class Job:
     ``finish_by``: until then a job that has succeeded leaves those alone that may finish (``Plan.finishers``).
 
     ``held`` says who wants the job to wait. ``queued_at`` is when it came into the queue, or was let go, for the last time,
-    and ``not_before`` when its next attempt may begin; not before ``fenced_until``, until when a lost instance may run on. ``retries`` and ``infra_retries`` were used (``retries.again``);
+    ``not_before`` when its pause before the next attempt is over, and ``fenced_until`` until when a lost instance may run on. ``retries`` and ``infra_retries`` were used (``retries.again``);
     with ``unwanted`` no further one follows. The next attempt avoids the nodes with the ids ``avoided``. ``group`` is
     the attempt id that the placement group is named after: an earlier one's where the attempt has taken the group over.
     ``past`` are the attempts that have ended, the last ones; ``visited`` are the ids of the nodes of earlier reservations, where
@@ -177,6 +177,11 @@ class Job:
     def fault(self) -> Broken | None:
         """What has broken although no launcher has said so: with it, an exit 0 is no success."""
         return None if self.broken is None or self.broken.world in self.failed_worlds else self.broken
+
+    @property
+    def waits_until(self) -> float | None:
+        """Before when no attempt begins, because of a pause or of a fence."""
+        return max((at for at in (self.not_before, self.fenced_until) if at is not None), default=None)
 
     @property
     def brief(self) -> Brief:

@@ -7,7 +7,7 @@ cannot be seen from here, counts until its lease has run out.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.engine import Connection
@@ -33,7 +33,8 @@ class LeaseRow:
     lease_s: float
 
     def expired(self, now: float) -> bool:
-        return now > self.heartbeat_at + self.lease_s
+        """A heartbeat that lies ahead is no sign of life either: the clock was set, there or here."""
+        return abs(now - self.heartbeat_at) > self.lease_s
 
     def described(self, now: float) -> str:
         return f"pid {self.pid} on {self.host}, last heard from {max(0.0, now - self.heartbeat_at):.0f} s ago"
@@ -41,13 +42,17 @@ class LeaseRow:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to act for a cluster, held by this process; ``handle`` is the descriptor of its lock."""
+    """The right to act for a cluster, held by this process; ``handle`` is the descriptor of its lock.
+
+    ``predecessor_at``: the last heartbeat of who held it before, by that one's clock.
+    """
 
     cluster: str
     host: str
     pid: int
     token: str
     handle: int
+    predecessor_at: float | None = None
 
 
 def acquire(database: Database, cluster: str, host: str, pid: int, now: float, lease_s: float) -> Lease:
@@ -81,7 +86,7 @@ def acquire(database: Database, cluster: str, host: str, pid: int, now: float, l
     except BaseException:
         flocks.drop(lock)
         raise
-    return lease
+    return lease if row is None else replace(lease, predecessor_at=row.heartbeat_at)
 
 
 def heartbeat(database: Database, lease: Lease, now: float) -> None:

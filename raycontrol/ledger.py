@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from raycontrol import demands, lifecycle
 from raycontrol.accessrows import Belongings
+from raycontrol.attempts import fenced_anew
 from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import IdTaken, RaycontrolError, StoreError, StoreOwned, StoreRefused
 from raycontrol.events import JobEvent, Report, RunExited, ServiceEnded, TimePassed
@@ -97,10 +98,10 @@ class Ledger:
     async def load(self, cluster: str) -> None:
         """Read the jobs that an earlier controller of the cluster left."""
         rows = await self._held.ask(lambda store: store.active(cluster))
-        self._jobs = {row.id: job for row, job in readable(rows)}
+        now = self._clock()
+        self._jobs = {row.id: fenced_anew(job, now) for row, job in readable(rows)}
         self._unreadable = frozenset(row.id for row in rows) - self._jobs.keys()
         self._secrets = await self._held.ask(lambda store: store.access.secrets_of(self._jobs))
-        now = self._clock()
         self._lags = {job.id: max(0.0, now - job.since) for job in self._jobs.values()}
         for job in self._jobs.values():
             self._note_limit(job)
@@ -154,9 +155,7 @@ class Ledger:
                 raise StoreError(f"job {job_id} cannot be read; its reports are not taken")
             if job_id in self._jobs:
                 told.append(
-                    self.tell(
-                        job_id, _on_our_clock(report, self._offset(job_id, report, sent_at, arrived))
-                    )
+                    self.tell(job_id, _on_our_clock(report, self._offset(job_id, report, sent_at, arrived)))
                 )
         await asyncio.gather(*told)
 

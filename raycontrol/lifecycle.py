@@ -108,8 +108,8 @@ def _chosen(job: Job, event: NodesChosen) -> Change:
         Instance(member.name, member.group, member.role, member.index, room.node_id, room.node_name, room.ip)
         for member, room in zip(members(job.spec), event.assignments, strict=True)
     )
-    waited = replace(job, pending=None, not_before=None, group=None, fence_s=event.fence_s)
-    placed = attempts.placed(waited, instances, event.at)
+    waited = replace(job, pending=None, not_before=None, fenced_until=None, group=None)
+    placed = attempts.placed(replace(waited, fence_s=event.fence_s), instances, event.at)
     return placed, "reserving " + ", ".join(f"{item.name} on {item.node_name}" for item in instances)
 
 

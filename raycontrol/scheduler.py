@@ -150,7 +150,7 @@ def _as_before(
     """Return what is known of the job if it is as it was, and no moment is to come that changes it."""
     if known is None or known[0] is not job:
         return None
-    return known if job.not_before is None or known[1] is None else None
+    return known if job.waits_until is None or known[1] is None else None
 
 
 def _waiting(job: Job, known: tuple[Job, queue.Waiting | None] | None, now: float) -> queue.Waiting | None:
@@ -165,15 +165,18 @@ def _waiting(job: Job, known: tuple[Job, queue.Waiting | None] | None, now: floa
         waiting.work_out()
         return waiting
     except Exception:
-        log.exception("job %s: what it asks for cannot be understood, and it is left out of the queue", job.id)
+        log.exception(
+            "job %s: what it asks for cannot be understood, and it is left out of the queue", job.id
+        )
         return None
 
 
 def _held_back(job: Job, now: float) -> str | None:
     """Return why the queue is not to start the job."""
-    if job.held is not None or job.not_before is None or job.not_before <= now:
+    until = job.waits_until
+    if job.held is not None or until is None or until <= now:
         return job.held
-    return f"waits {job.not_before - now:.0f} s before its next attempt"
+    return f"waits {until - now:.0f} s before its next attempt"
 
 
 def _running(job: Job) -> queue.Running | None:

@@ -34,8 +34,20 @@ class SteadyClock:
         self._read_at = passing()
         self._now = wall()
 
+    def go_on_from(self, last: float) -> None:
+        """Go on from where an earlier clock was last, if the wall clock is behind that: else what was noted by it would lie
+        ahead, and all limits be so much longer."""
+        now = self()
+        with self._lock:
+            self._now += max(0.0, last - now)
+
     def __call__(self) -> float:
         return self.moment().at
+
+    def seen_from_now(self, up_s: float) -> Moment:
+        """Return the moment, not long ago, at which this machine had been up for so long."""
+        now = self.moment()
+        return Moment(now.at - (now.up_s - up_s), up_s)
 
     def moment(self) -> Moment:
         with self._lock:

@@ -481,6 +481,21 @@ async def test_a_clock_of_the_head_that_is_set_back_changes_no_limit(tmp_path: P
     await finish(here)
 
 
+@in_loop
+async def test_a_controller_goes_on_by_the_clock_of_the_last_one_if_it_was_set_back(tmp_path: Path) -> None:
+    wall = Wall()
+    here = Site(tmp_path, FakeCluster(nodes("a", "b", cpu=1), STAYS), clock=wall)
+    await here.submit("digits-1", timeouts={"run_s": 3})
+    running = await here.reaches("digits-1", JobState.RUNNING)
+    wall.step_s = -3600
+    await here.restart()
+    ended = await here.ends("digits-1")
+    assert (ended.state, ended.reason) == (JobState.FAILED, Reason.RUN_TIMEOUT)
+    assert ended.ended_at is not None and running.started_at is not None
+    assert 0 <= ended.ended_at - running.started_at < 60
+    await finish(here)
+
+
 class Wall:
     """A clock on the wall, which somebody sets."""
 

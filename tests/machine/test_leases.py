@@ -70,6 +70,15 @@ def test_another_hosts_holder_is_succeeded_when_its_own_lease_has_run_out(store:
     store.acquire("blue", "other", 78, now=1035.1)
 
 
+def test_a_heartbeat_of_another_host_that_lies_ahead_is_no_sign_of_life(store: Store) -> None:
+    """The clock there was an hour ahead, or the one here is behind."""
+    die(store.acquire("blue", "head", 77, now=4600.0))
+    with pytest.raises(StoreOwned):
+        store.acquire("blue", "other", 78, now=4571.0)
+    successor = store.acquire("blue", "other", 78, now=1000.0)
+    assert successor.predecessor_at == 4600.0
+
+
 def test_a_holder_that_lost_its_lease_can_do_nothing_more_with_it(store: Store) -> None:
     store.add(row(), note())
     lost = store.acquire("blue", "head", 77, now=1000.0)

@@ -18,7 +18,7 @@ from raycontrol.status import JobState, Reason
 from tests.unit.fake_gangs import NOTICED_S, Program, nodes
 from tests.unit.lifecycle_jobs import queued
 from tests.unit.test_lifecycle_properties import check
-from tests.unit.world import Killed, World
+from tests.unit.world import RESTART_S, Killed, World
 
 HOUR_S = 3600.0
 HOSTS = ("host-a", "host-b", "host-c", "host-d")
@@ -48,9 +48,22 @@ def lose_host_without_controller(world: World) -> None:
     raise Killed(30)
 
 
-def set_clock_and_kill(world: World) -> None:
-    world.set_clock(-HOUR_S)
-    raise Killed
+def set_clock_and_kill(step_s: float) -> Upset:
+    def upset(world: World) -> None:
+        world.set_clock(step_s)
+        raise Killed
+
+    return upset
+
+
+def set_clock_and_kill_within_the_fence(step_s: float) -> Upset:
+    """A head that starts again with a wrong clock, while a host that is cut off may run on."""
+
+    def upset(world: World) -> None:
+        world.cut(NODE)
+        world.later(NOTICED_S + 10, lambda: set_clock_and_kill(step_s)(world))
+
+    return upset
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,8 @@ KINDS = {
     "the controller is away for two minutes": Kind(kill_controller(120)),
     "the store is locked for 30 s": Kind(lambda world: world.lock_store(30)),
     "the clock is set back an hour": Kind(lambda world: world.set_clock(-HOUR_S)),
-    "the clock is set back an hour and the controller is killed": Kind(set_clock_and_kill),
+    "the clock is set back an hour and the controller is killed": Kind(set_clock_and_kill(-HOUR_S)),
+    "the clock is set forward an hour and the controller is killed": Kind(set_clock_and_kill(HOUR_S)),
     "the archive is away for a minute": Kind(archive_away),
     "a node's actor is away for 20 s": Kind(node_actor_away),
     "a cable is out for 10 s": Kind(lambda world: world.cut(NODE, 10)),
@@ -82,6 +96,12 @@ KINDS = {
     "a host is cut off and says nothing": Kind(lambda world: world.cut(NODE), LOST, begun=tuple(LOST)),
     "a host is cut off while the controller is away": Kind(
         lose_host_without_controller, LOST, begun=tuple(LOST)[1:]
+    ),
+    "a host is cut off, and the clock is set back and the controller killed within its fence": Kind(
+        set_clock_and_kill_within_the_fence(-HOUR_S), LOST, begun=tuple(LOST)
+    ),
+    "a host is cut off, and the clock is set forward and the controller killed within its fence": Kind(
+        set_clock_and_kill_within_the_fence(HOUR_S), LOST, begun=tuple(LOST)
     ),
     "a start command fails": Kind(
         lambda world: world.fail(VICTIM, 3),
@@ -181,6 +201,43 @@ def test_the_time_to_wait_for_nodes_begins_when_the_fence_of_a_silent_host_is_ov
     )
     ended = world.run()
     assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
+def test_the_fence_holds_though_the_clock_is_set_and_the_controller_starts_again(step_s: float) -> None:
+    job = queued(queue_s=None, run_s=None, retry=Retry(infra_max=2))
+    world = World(
+        job,
+        nodes(*HOSTS),
+        {VICTIM: Program(seconds=100)},
+        upsets={JobState.RUNNING: set_clock_and_kill_within_the_fence(step_s)},
+    )
+    world.run()
+    check(world)
+    assert world.job.attempt == 1
+    assert world.lasted_s() == pytest.approx(NOTICED_S + 10 + RESTART_S + FENCE_S + 100, abs=5)
+
+
+def test_a_clock_that_is_set_back_gives_no_time_to_a_job_though_the_controller_starts_again() -> None:
+    world = World(
+        queued(run_s=200),
+        nodes(*HOSTS),
+        {VICTIM: Program(seconds=None)},
+        upsets={JobState.RUNNING: set_clock_and_kill(-HOUR_S)},
+    )
+    assert world.run().reason is Reason.RUN_TIMEOUT
+    assert world.lasted_s() == pytest.approx(200, abs=20)
+
+
+def test_a_pause_before_the_next_attempt_is_no_longer_though_the_clock_is_set_back() -> None:
+    world = World(
+        queued(queue_s=None, run_s=None, retry=Retry(max=1, backoff_s=60)),
+        nodes(*HOSTS),
+        {VICTIM: Program(seconds=5, code=3, heals=1)},
+        upsets={JobState.STOPPING: lambda world: world.later(5, lambda: set_clock_and_kill(-HOUR_S)(world))},
+    )
+    assert world.run().state is JobState.SUCCEEDED
+    assert world.lasted_s() == pytest.approx(5 + 60 + 10, abs=15)
 
 
 class Hasty(World):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raycontrol import backends
+from raycontrol.attempts import fenced_anew
 from raycontrol.demands import STOP_SLACK_S, deadline
 from raycontrol.errors import SpecError
 from raycontrol.events import (
@@ -198,24 +199,31 @@ def test_without_a_budget_a_lost_node_fails_the_job() -> None:
 def test_what_may_run_on_on_a_silent_host_is_waited_for() -> None:
     silent = replace(LOST, until=1068.0)
     job = after(jobs.running(retry=Retry()), silent, closed("master-0"), RELEASED)
-    assert (job.state, job.not_before, job.fenced_until) == (JobState.QUEUED, 1068.0, None)
+    assert (job.state, job.not_before, job.waits_until) == (JobState.QUEUED, None, 1068.0)
     paused = after(jobs.running(retry=Retry(backoff_s=600)), silent, closed("master-0"), RELEASED)
-    assert paused.not_before is not None and paused.not_before > 1068.0
+    assert paused.waits_until is not None and paused.waits_until > 1068.0
 
 
 def test_an_instance_that_does_not_answer_when_it_is_stopped_is_waited_for_too() -> None:
     given_up = after(jobs.suspending(), TimePassed(2000.0), TimePassed(3000.0))
     assert all(item.closed for item in given_up.instances)
     job = after(given_up, replace(RELEASED, at=3001.0))
-    assert (job.state, job.not_before) == (JobState.QUEUED, 3050.0)
+    assert (job.state, job.waits_until) == (JobState.QUEUED, 3050.0)
 
 
 def test_how_long_such_an_instance_is_waited_for_was_settled_when_its_attempt_was_placed() -> None:
     suspending = replace(jobs.suspending(), fence_s=120.0)
     job = after(suspending, TimePassed(2000.0), TimePassed(3000.0), replace(RELEASED, at=3001.0))
-    assert (job.not_before, job.fence_s) == (3120.0, 120.0)
+    assert (job.waits_until, job.fence_s) == (3120.0, 120.0)
     again = after(replace(job, held=None), NodesChosen(3200.0, jobs.ASSIGNMENTS, fence_s=30.0))
-    assert again.fence_s == 30.0
+    assert (again.waits_until, again.fence_s) == (None, 30.0)
+
+
+def test_another_controller_counts_the_fence_from_when_it_takes_the_job_up() -> None:
+    job = after(jobs.running(retry=Retry()), replace(LOST, until=1068.0), closed("master-0"), RELEASED)
+    for now in (1030.0, 4630.0, -2570.0):
+        assert fenced_anew(job, now).waits_until == now + 50
+    assert fenced_anew(jobs.queued(), 4630.0) == jobs.queued()
 
 
 # Wishes meanwhile.

@@ -52,6 +52,22 @@ def test_after_a_step_it_comes_back_to_the_wall_clock_and_never_goes_back() -> N
     assert clock() == machine.wall
 
 
+@pytest.mark.parametrize(("last", "goes_on_from"), [(4990, 5000), (8600, 8600)])
+def test_it_goes_on_from_where_an_earlier_one_was_that_was_ahead(last: float, goes_on_from: float) -> None:
+    clock = Machine().clock()
+    clock.go_on_from(last)
+    assert clock() == goes_on_from
+
+
+def test_a_moment_that_was_before_the_clock_went_on_from_another_is_seen_from_there() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    arrived = clock.moment()
+    machine.pass_time(2)
+    clock.go_on_from(8602)
+    assert clock.seen_from_now(arrived.up_s) == (8600, 70)
+
+
 def test_a_moment_also_tells_how_long_the_machine_has_been_up_whatever_is_set() -> None:
     machine = Machine()
     clock = machine.clock()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from raycontrol import queue
+from raycontrol.attempts import fenced_anew
 from raycontrol.demands import due, resume
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
@@ -38,6 +39,7 @@ from raycontrol.events import (
     TimePassed,
     WatchInstance,
 )
+from raycontrol.heldstore import LEASE_BEAT_S
 from raycontrol.job import Job, plan_of
 from raycontrol.lifecycle import advance
 from raycontrol.placement import Node
@@ -94,6 +96,7 @@ class World(Gangs):
         self._step_s = 0.0
         self._clock = self._new_clock()
         self._lag_s = 0.0
+        self._heard_at = 0.0
         self._down = False
         self._inbox: list[JobEvent] = []
         self._locked_until = 0.0
@@ -183,6 +186,7 @@ class World(Gangs):
         except Killed as killed:
             self.kills += 1
             self._life += 1
+            self._heard_at = self.now() - LEASE_BEAT_S
             self._placing = False
             self._inbox = []
             self._down = True
@@ -194,7 +198,10 @@ class World(Gangs):
             return
         self._down = False
         self._clock = self._new_clock()
-        self._lag_s = self.now() - self.job.since
+        self._clock.go_on_from(self._heard_at)
+        if not self.job.state.terminal:
+            self.job = fenced_anew(self.job, self.now())
+        self._lag_s = max(0.0, self.now() - self.job.since)
         self._send_again()
         self._act(resume(self.job))
 
@@ -280,8 +287,8 @@ class World(Gangs):
 
     def _place(self) -> None:
         self._placing = False
-        not_before = self.job.not_before
-        if self.job.held is not None or (not_before is not None and self.now() < not_before):
+        waits_until = self.job.waits_until
+        if self.job.held is not None or (waits_until is not None and self.now() < waits_until):
             return
         avoided = frozenset(self.job.avoided)
         waiting = queue.Waiting(self.job.id, self.job.spec, self.job.submitted_at, avoided=avoided)
