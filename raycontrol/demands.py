@@ -99,7 +99,7 @@ def due(job: Job, lag_s: float) -> float | None:
 def _waits_since(job: Job) -> float:
     """Return since when the job waits for nodes: not while its next attempt may not begin yet."""
     queued_at = job.submitted_at if job.queued_at is None else job.queued_at
-    return queued_at if job.not_before is None else max(queued_at, job.not_before)
+    return queued_at if job.waits_until is None else max(queued_at, job.waits_until)
 
 
 def _stopping_deadline(job: Job) -> float | None:

@@ -299,9 +299,8 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
             return replace(job, forced=True, since=event.at), "not ended in time: killing what is left"
         case JobState.STOPPING:
             fenced_until = attempts.later(job.fenced_until, event.at + job.fence_s)
-            return replace(
-                give_up(job), fenced_until=fenced_until
-            ), "instances that do not answer are given up as lost"
+            given_up = replace(give_up(job), fenced_until=fenced_until)
+            return given_up, "instances that do not answer are given up as lost"
         case JobState.RUNNING if job.fault is not None and event.at >= job.fault.at + BROKEN_S:
             return stop_broken(job, job.fault, event.at)
         case JobState.RUNNING if (left := left_early(job)) is not None and event.at >= left.until:
