@@ -541,10 +541,12 @@ async def test_a_report_is_acknowledged_only_when_it_is_stored(tmp_path: Path) -
 
 @in_loop
 async def test_a_job_runs_on_while_the_store_takes_nothing(tmp_path: Path) -> None:
-    here = site(tmp_path, {"master-0": Program(seconds=0.05), "worker-0": Program(seconds=0.05)})
+    here = site(tmp_path, STAYS)
     await here.submit("digits-1")
     await here.reaches("digits-1", JobState.RUNNING)
     with refusing(tmp_path):
+        for name in ("master-0", "worker-0"):
+            here.cluster.find("digits-1.0", name).exit(0)
         stop_calls = [call for call in here.cluster.calls if call.startswith("stop")]
         await asyncio.sleep(0.3)
         info = await here.controller.info("digits-1")
