@@ -174,17 +174,20 @@ class Scene:
             )
             self.beside.pids = wait_until(self.beside.runs, STARTED_S, "the job beside runs")
         self._attached = [] if attached else None
-        blockers = [self._block(i) for i in ([SPARE] if beside else [HEAD, SPARE])]
+        if not beside:
+            self._block(HEAD)  # until it is lost
+        blocker = self._block(SPARE)
         self._begin_running_and_stopping()
         node_actor = self._hold_starting_and_preparing()
         self._begin_queued()
-        self._force(blockers)
+        self._force([blocker])
         self._let_start(node_actor)
         self._begin_placing()
 
     def _block(self, i: int) -> str:
         """Take all GPUs of a host that has more of them than those that shall be used now."""
-        blocker = self._submit("--cpu", "0.1", "--gpu", str(GPUS[i]), "--", "sleep 600")
+        once = ("--set", "retry.infra_max=0")
+        blocker = self._submit("--cpu", "0.1", "--gpu", str(GPUS[i]), *once, "--", "sleep 600")
         wait_until(lambda: self._reader.info(blocker).state is JobState.RUNNING, STARTED_S)
         return blocker
 
@@ -218,7 +221,7 @@ class Scene:
         wait_until(lambda: job.has_prepared(victim), STARTED_S, f"{state}: {victim} has prepared itself")
 
     def _begin_queued(self) -> None:
-        """It needs more than is free, now and when the blockers have gone."""
+        """It needs more than is free, now and when the blocker has gone."""
         queued = self._begin_job("queued", gpus=4)
         wait_until(lambda: queued.info()["pending"], 30, "it has a reason to wait")
 
