@@ -2,7 +2,9 @@
 
 ``advance`` is the only writer of a job's state. Commands are never stored: ``demands.duties`` derives from a state what
 must be done or true now, and a transition commands what its new state demands and the old one did not. So a controller
-that died between storing and acting finds the same commands again in ``resume``, and nothing is commanded twice.
+that died between storing and acting finds the same commands again in ``resume``, and nothing is commanded twice. The
+controller itself goes by ``duties`` alone (the module of that name keeps what runs equal to them); who reads ``commands``
+are the tests, which hold the two against each other.
 
 ::
 

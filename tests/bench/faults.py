@@ -75,12 +75,13 @@ def main() -> None:
     reason = why_no_hosts()
     if reason:
         sys.exit(f"bench: {reason}")
-    found: list[Measured] = []
+    taken: dict[str, list[Sequence[float]]] = {name: [] for name in options.only}
     with tempfile.TemporaryDirectory() as home, stage(Path(home)) as hosts:
         try:
             for name in options.only:
-                found += rounds(hosts, name, options.rounds)
+                rounds(hosts, name, options.rounds, taken[name])
         finally:  # what was measured before something went wrong, too
+            found = [one for name in options.only for one in measured(name, taken[name])]
             print(REPORTS[options.form](found, options.rounds), flush=True)
 
 
@@ -103,16 +104,19 @@ def names(text: str) -> list[str]:
     return wanted
 
 
-def rounds(hosts: Stage, name: str, count: int) -> list[Measured]:
+def rounds(hosts: Stage, name: str, count: int, taken: list[Sequence[float]]) -> None:
     fault = FAULTS[name]
-    taken = []
     for number in range(count):
         hosts.past.clear()
         taken.append(fault.measure(hosts))
         tell(hosts, fault, f"{name} {number + 1}/{count}", taken[-1])
+
+
+def measured(name: str, taken: Sequence[Sequence[float]]) -> list[Measured]:
+    figures = FAULTS[name].figures if taken else ()
     return [
         Measured(name, figure, seconds)
-        for figure, seconds in zip(fault.figures, zip(*taken, strict=True), strict=True)
+        for figure, seconds in zip(figures, zip(*taken, strict=True), strict=True)
     ]
 
 

@@ -116,7 +116,7 @@ async def submits(folder: Path, clients: int, rounds: int, seconds: float, waiti
     fill(home, waiting, JobState.QUEUED)
     controller, numbers, found = new_controller(home), itertools.count(), []
     await controller.started()
-    await submit_for(controller, numbers, seconds)  # the first pass tells all jobs why they wait
+    await submit_for(controller, numbers, seconds)  # what is built once is built
     for _ in range(rounds):
         began, cpu = time.perf_counter(), time.process_time()
         took = await asyncio.gather(*(submit_for(controller, numbers, seconds) for _ in range(clients)))
@@ -148,7 +148,7 @@ async def lists(folder: Path, jobs: int, sizes: Sequence[int], state: JobState) 
     fill(home, jobs, state)
     controller = new_controller(home)
     await controller.started()
-    if state is JobState.QUEUED:  # the first pass tells all jobs why they wait
+    if state is JobState.QUEUED:  # so that the queue has seen all of them
         await controller.submit(submission("last-1"))
     for size in sizes:
         pages = await pages_ms(controller, size)
