@@ -80,6 +80,7 @@ def kill_gcs(scene: Scene) -> None:
     (gcs,) = [one for pid in scene.hosts.pids(HEAD) if (one := psutil.Process(pid)).name() == "gcs_server"]
     command, environment = gcs.cmdline(), gcs.environ()
     gcs.kill()
+    gcs.wait(30)  # else the next one may find the tables locked
     scene.hosts.popen(HEAD, command, env=environment, stdout=None, stderr=None)
     scene.thaw()
 
