@@ -327,11 +327,20 @@ def _lift(thread: int) -> bool:
 
 def _scratch() -> str:
     """Return this node's folder for jobs: under Ray's session folder, so that it never outlives the Ray of this node."""
-    chosen = Settings.load().scratch
+    chosen = _chosen_scratch()
     node_id = ray.get_runtime_context().get_node_id()
     own_node: Any = ray._private.worker.global_worker.node
     base = Path(chosen) if chosen else Path(own_node.get_session_dir_path()) / "raycontrol"
     return str(base / node_id[:16])
+
+
+def _chosen_scratch() -> str | None:
+    """Return the setting; its default where the settings are wrong, or whatever starts meanwhile would count as lost."""
+    try:
+        return Settings.load().scratch
+    except UsageError as error:
+        log.error("%s; using the default for scratch", error)
+        return None
 
 
 def _raylet_pid() -> int:
