@@ -273,8 +273,8 @@ class Scene:
     # Processes.
 
     def _stop_instance(self, job: Job, i: int) -> None:
-        actor = self.actor(f"{job.id}.0:{job.instance_on(i)}")
-        assert actor is not None
+        name = f"{job.id}.0:{job.instance_on(i)}"
+        actor = wait_until(lambda: self.actor(name), STARTED_S, f"{name} is there")
         self._stop(i, actor["pid"])
 
     def _stop(self, i: int, pid: int) -> None:

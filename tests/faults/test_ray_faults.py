@@ -122,5 +122,10 @@ def story(local: LocalRay, injected: Mapping[str, str]) -> list[tuple[str, dict[
     process = local.popen([sys.executable, "-c", STORY], env=injected)
     stdout, stderr = process.communicate(timeout=STORY_S)
     assert process.returncode == 0, f"{stdout[-2000:]}\n{stderr[-6000:]}"
-    ends: list[tuple[str, dict[str, Any]]] = json.loads(stdout.splitlines()[-1])
+    ends: list[tuple[str, dict[str, Any]]] = json.loads(last_list(stdout))
     return ends
+
+
+def last_list(stdout: str) -> str:
+    """The last line that may be JSON: Ray prints lines of its own, before and after."""
+    return next(line for line in reversed(stdout.splitlines()) if line.startswith("["))
