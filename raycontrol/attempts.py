@@ -29,8 +29,8 @@ def placed(job: Job, instances: tuple[Instance, ...], at: float) -> Job:
 
 
 def recorded(job: Job, at: float) -> Job:
-    """Put the attempt that has ended to those that are past; one that never began is none."""
-    if not _has_begun(job):
+    """Put the attempt that has ended to those that are past; one that was given up before it began is none."""
+    if not _counts(job):
         return job
     told = AttemptInfo(
         number=job.attempt,
@@ -48,9 +48,14 @@ def _has_begun(job: Job) -> bool:
     return any(item.facts is not None for item in job.instances)
 
 
+def _counts(job: Job) -> bool:
+    """Whether this was an attempt: it has begun, or it has failed, which a budget was charged with."""
+    return _has_begun(job) or job.verdict is not None
+
+
 def _next(job: Job) -> Job:
     """Forget how the attempt has ended."""
-    number = job.attempt + 1 if _has_begun(job) else job.attempt
+    number = job.attempt + 1 if _counts(job) else job.attempt
     return replace(job, attempt=number, after=None, forced=False, verdict=None, failed_at=None)
 
 

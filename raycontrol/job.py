@@ -50,6 +50,7 @@ class Submission:
 class Ended:
     """How a start command ended. ``at`` is epoch seconds of the controller's clock; ``error`` says why it could not be started.
 
+    ``lost``: what watched over it went away, or could not begin (``process.Exit``).
     ``followed``: with the code that a world's end on another instance had, as calls of MPI launchers that meet do.
     """
 
@@ -59,6 +60,7 @@ class Ended:
     sender: str | None = None
     oom: bool = False
     error: str | None = None
+    lost: bool = False
     cause: Cause | None = None
     last_lines: tuple[str, ...] = ()
     followed: bool = False

@@ -85,6 +85,7 @@ class Exit:
     we asked it to end (whatever the code is then) or sent the signal that ended it. ``oom``: the count of
     out-of-memory kills of this process's cgroup rose while it ran, so it or a neighbour was hit. ``error`` says why
     it could not be started (command not found: code 127, cannot be executed: 126) or how we lost sight of it.
+    ``lost``: what watched over it could not begin, or went away; it is no fault of the command's.
     """
 
     code: int | None
@@ -93,6 +94,7 @@ class Exit:
     sender: str | None = None
     oom: bool = False
     error: str | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class Process:
             log.error("run %s of %s: following it failed", self.run.name, self.run.mark, exc_info=error)
             failure = f"its owner lost sight of it: {error!r}"
         if not self._gone.done():
-            known = self._ended.result() if self._ended.done() else Exit(None, None, time.time())
+            known = self._ended.result() if self._ended.done() else _lost(None, failure)
             self._finish(replace(known, error=known.error or failure))
         if self._writer is not None:
             self._writer.close()
@@ -225,8 +227,7 @@ class Process:
         error = f"its supervisor failed: {self._broken}" if self._broken else "its supervisor was killed"
         if not self._ended.done():
             known = await _aside(read_status, self.run.folder)
-            lost = Exit(None, None if self._broken else 9, time.time(), error=error)
-            self._ended.set_result(known or lost)
+            self._ended.set_result(known or _lost(None if self._broken else 9, error))
         outcome = self._ended.result()
         log.warning("run %s of %s: %s; sweeping", self.run.name, self.run.mark, error)
         self.unsaved = await _aside(_bury, self.run, ProcessId(self.pid, self._start_time), outcome)
@@ -355,11 +356,15 @@ def _give_up(control: socket.socket, writer: asyncio.StreamWriter | None) -> Non
 async def _stillborn(run: Run, error: str) -> Process:
     """A run that ended before it began and has no supervisor to keep its outcome."""
     process = Process(run)
-    outcome = Exit(None, None, time.time(), error=error)
+    outcome = _lost(None, error)
     await _aside(sweep, run.mark)
     process.unsaved = await _aside(_keep, run, 0, outcome)
     process._finish(outcome)
     return process
+
+
+def _lost(signal: int | None, error: str) -> Exit:
+    return Exit(None, signal, time.time(), error=error, lost=True)
 
 
 async def _aside(work: Callable[..., T], *arguments: Any) -> T:

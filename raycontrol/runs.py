@@ -253,6 +253,7 @@ def _ended(exit_: process.Exit, cause: Cause | None, lines: Sequence[str]) -> En
         sender=exit_.sender,
         oom=exit_.oom,
         error=storable(exit_.error) if exit_.error else None,
+        lost=exit_.lost,
         cause=cause,
         last_lines=last_words(lines) if exit_.code != 0 else (),
     )

@@ -347,7 +347,7 @@ class ExitCodes(Part):
     retry: tuple[ExitCode, ...] = ()
     """Only these are tried again; by default all but 0 are."""
     fail: tuple[ExitCode, ...] = ()
-    """These are never tried again."""
+    """These are never tried again; none of them may be among ``retry``."""
 
 
 class Retry(Part):

@@ -153,6 +153,7 @@ class _Sum:
             yield Problem(("groups",), f"must have at most {MAX_INSTANCES} instances in all", f"{total}")
         yield from self._slots()
         yield from self._secrets()
+        yield from self._exit_codes()
         if self._known("mode") and self._known("run_on"):
             yield from self._run_on()
         if self._known("mode"):
@@ -284,6 +285,13 @@ class _Sum:
         for path, env in self._envs().items():
             for name in (name for name in env if name in self._spec.secret_env):
                 yield Problem((*path, name), "must not be given in secret_env too")
+
+    def _exit_codes(self) -> Iterator[Problem]:
+        codes = self._spec.retry.exit_codes
+        both = sorted(set(codes.retry) & set(codes.fail))
+        if both:
+            rule = "must not name what exit_codes.retry names too"
+            yield Problem(("retry", "exit_codes", "fail"), rule, ", ".join(map(str, both)))
 
     def _envs(self) -> dict[Keys, Mapping[str, str | None]]:
         groups: dict[Keys, Mapping[str, str | None]] = {

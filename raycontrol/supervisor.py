@@ -362,6 +362,7 @@ class Supervisor:
             "sender": self._sender(number),
             "oom": oom is not None and self.oom_before is not None and oom > self.oom_before,
             "error": error,
+            "lost": False,
         }
         self.report("ended", self.outcome)
         if self.deadline is None:

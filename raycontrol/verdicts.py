@@ -16,7 +16,7 @@ def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> V
     earlier = broken is not None and broken.at <= ended.at
     before = f"; before that on {broken.instance}: {broken.message}" if broken and earlier else ""
     return Verdict(
-        reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
+        reason=_reason(ended),
         summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}{before}",
         instance=instance.name,
         exit_code=ended.code,
@@ -32,7 +32,7 @@ def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> V
 def service_failure(instance: Instance, run: str, ended: Ended) -> Verdict:
     """The service ``run`` ended although nobody had asked it to; its code is not the start command's."""
     return Verdict(
-        reason=Reason.OUT_OF_MEMORY if ended.oom else Reason.INSTANCE_FAILED,
+        reason=_reason(ended),
         summary=f"{instance.name} on {instance.node_name}: its {run} {describe_end(ended)}",
         instance=instance.name,
         signal=ended.signal,
@@ -40,6 +40,12 @@ def service_failure(instance: Instance, run: str, ended: Ended) -> Verdict:
         last_lines=ended.last_lines,
         hint=None if ended.code in (126, 127) else _hint(ended),
     )
+
+
+def _reason(ended: Ended) -> Reason:
+    if ended.oom:
+        return Reason.OUT_OF_MEMORY
+    return Reason.INSTANCE_LOST if ended.lost else Reason.INSTANCE_FAILED
 
 
 def left_early(instance: Instance) -> Verdict:
@@ -93,7 +99,7 @@ def _hint(ended: Ended) -> str | None:
         return "the command was not found: is it installed in this environment, or in `working_dir`?"
     if ended.code == 126:
         return "the command is not executable: `chmod +x` it, or call its interpreter"
-    if ended.code == 137 or (ended.signal == 9 and ended.sender is None):
+    if ended.code == 137 or (ended.signal == 9 and ended.sender is None and not ended.lost):
         return "SIGKILL from outside: often the kernel's or the container's memory limit; see `dmesg` on the node"
     return None
 

@@ -21,7 +21,12 @@ def status(context: typer.Context, address: options.Address = None, as_json: opt
     """
     services: Services = context.obj
     with services.client(address) as client:
-        _print(services, client.controller_status(), as_json)
+        facts = client.controller_status()
+    _print(services, facts, as_json)
+    if not facts["running"]:
+        services.out.note(
+            "the first `raycontrol submit` or `run` starts one; `raycontrol controller restart` does so now"
+        )
 
 
 def restart(context: typer.Context, address: options.Address = None, as_json: options.Json = False) -> None:

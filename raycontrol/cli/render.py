@@ -187,6 +187,10 @@ def summary(info: JobInfo, out: Output, *, over_http: bool = False) -> Sequence[
 
 
 def _took(info: JobInfo, now: float) -> str:
+    from raycontrol.status import JobState
+
+    if info.state is JobState.QUEUED:  # that of an earlier attempt is no measure of how long it waits
+        return ""
     if info.started_at is None or info.abandoned:
         return ""
     return duration((info.ended_at if info.ended_at is not None else now) - info.started_at)

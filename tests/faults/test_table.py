@@ -164,7 +164,7 @@ KINDS = {
     "the GCS is killed and started again": Kind(kill_gcs),
     "an instance's actor is killed": Kind(kill_instance_actors, LOST, "its actor died"),
     "a supervisor is killed": Kind(
-        kill_supervisors, {"running": "INSTANCE_FAILED"}, "its supervisor was killed"
+        kill_supervisors, {"running": "INSTANCE_LOST"}, "its supervisor was killed"
     ),
     "a rank is killed": Kind(kill_ranks, {"running": "INSTANCE_FAILED"}, "exited 137"),
     "a raylet is killed": Kind(kill_raylet, LOST, breaks_host=True),

@@ -126,6 +126,7 @@ def test_a_killed_supervisor_is_noticed_and_its_tree_swept(trees: Trees):
         os.kill(parent(handle.pid), signal.SIGKILL)
         outcome = await handle.gone()
         assert (outcome.code, outcome.signal, outcome.error) == (None, 9, "its supervisor was killed")
+        assert outcome.lost
         assert read_status(run.folder) == outcome == await handle.wait()
         assert trees.living(pids) == []
         if not HAS_CGROUPS:  # the one that nobody can know then: no mark, session, parent or supervisor

@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_leaves_the_job_to_stop_by_itself(
     run.says("asking the job to stop")
     wait_until(lambda: run.job.info().state is JobState.STOPPING, WAIT_S, "the job is being stopped")
     run.send(signal.SIGINT)
-    assert run.status() == 130
+    assert run.status() == 130, run.stderr
     assert alive(run.pid)
     last = run.stderr.splitlines()[-1]
     assert f"the job is being stopped; follow it with `raycontrol logs -f {run.job.id}`" in last

@@ -143,8 +143,8 @@ def test_the_tree_dies_with_what_watches_over_it(cluster: LocalRay, client: Clie
     info = ended(job)
     assert info.state is JobState.FAILED
     assert info.verdict is not None and info.verdict.instance == "master-0"
+    assert (info.reason, info.exit_status) == (Reason.INSTANCE_LOST, 125)
     if victim == "instance":
-        assert (info.reason, info.exit_status) == (Reason.INSTANCE_LOST, 125)
         assert "master-0 on" in info.verdict.summary and "was lost: its actor died" in info.verdict.summary
     else:
         assert "its supervisor was killed" in info.verdict.summary

@@ -70,13 +70,11 @@ def set_clock_and_kill_within_the_fence(step_s: float) -> Upset:
 class Kind:
     """A fault, and what it makes of the attempt in each state: the reason why that ends (none: it does not notice).
 
-    In the states ``begun`` an instance has prepared itself when the attempt ends; else that does not count as an attempt.
     The fault can come in the states ``only``.
     """
 
     upset: Upset
     ends: Mapping[str, Reason] = field(default_factory=dict)
-    begun: Collection[str] = ("starting", "running")
     only: Collection[str] = ()
 
 
@@ -93,15 +91,13 @@ KINDS = {
     "a cable is out for 10 s": Kind(lambda world: world.cut(NODE, 10)),
     "an instance's actor is killed": Kind(lambda world: world.kill_actor(VICTIM), LOST),
     "a host crashes and refuses connections": Kind(lambda world: world.lose_node(NODE), LOST),
-    "a host is cut off and says nothing": Kind(lambda world: world.cut(NODE), LOST, begun=tuple(LOST)),
-    "a host is cut off while the controller is away": Kind(
-        lose_host_without_controller, LOST, begun=tuple(LOST)[1:]
-    ),
+    "a host is cut off and says nothing": Kind(lambda world: world.cut(NODE), LOST),
+    "a host is cut off while the controller is away": Kind(lose_host_without_controller, LOST),
     "a host is cut off, and the clock is set back and the controller killed within its fence": Kind(
-        set_clock_and_kill_within_the_fence(-HOUR_S), LOST, begun=tuple(LOST)
+        set_clock_and_kill_within_the_fence(-HOUR_S), LOST
     ),
     "a host is cut off, and the clock is set forward and the controller killed within its fence": Kind(
-        set_clock_and_kill_within_the_fence(HOUR_S), LOST, begun=tuple(LOST)
+        set_clock_and_kill_within_the_fence(HOUR_S), LOST
     ),
     "a start command fails": Kind(
         lambda world: world.fail(VICTIM, 3),
@@ -167,9 +163,8 @@ def test_a_fault_in_a_state(kind: str, state: str, retries: int) -> None:
             assert (job.state, job.reason) == (JobState.FAILED, reason)
             assert job.verdict is not None and job.verdict.instance in blamed(kind, state)
         case (_, reason):
-            begun = state.startswith("stopping") or state in KINDS[kind].begun
             assert (job.state, job.reason) == (JobState.SUCCEEDED, Reason.COMPLETED)
-            assert ended == ([reason] if begun else []) + [Reason.COMPLETED]
+            assert ended == [reason, Reason.COMPLETED]
             assert job.retries + job.infra_retries == 1
 
 

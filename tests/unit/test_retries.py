@@ -93,6 +93,14 @@ def test_an_exit_code_is_one_that_a_program_can_have() -> None:
             JobSpec.from_dict({"command": "true", "retry": {"exit_codes": {"retry": [code]}}})
 
 
+def test_an_exit_code_is_tried_again_or_not() -> None:
+    codes = {"retry": [3, 4, 5], "fail": [5, 3]}
+    with pytest.raises(
+        SpecError, match=r"exit_codes.fail: must not name what exit_codes.retry names too, got 3, 5"
+    ):
+        JobSpec.from_dict({"command": "true", "retry": {"max": 1, "exit_codes": codes}})
+
+
 # A program that has failed.
 
 
@@ -189,6 +197,22 @@ def test_an_instance_that_could_not_be_made_ready_makes_its_node_a_suspect() -> 
 
     job = after(jobs.preparing(retry=Retry()), EVENTS["not prepared"], closed("master-0"), closed("worker-0"))
     assert (job.after, job.infra_retries, job.avoided) == (JobState.QUEUED, 1, ("node-b",))
+
+
+def test_an_attempt_that_failed_before_it_began_is_told_of() -> None:
+    """Its end was counted in a budget; one that was only withdrawn, before it began, was not."""
+    first = after(jobs.preparing(retry=Retry()), replace(LOST, at=1012.0), closed("master-0"), RELEASED)
+    assert (first.state, first.attempt, first.infra_retries) == (JobState.QUEUED, 1, 1)
+    assert [(past.number, past.outcome) for past in info(first).attempts] == [(0, Outcome.LOST)]
+
+
+def test_a_supervisor_that_was_killed_is_no_fault_of_the_program() -> None:
+    killed = exited("worker-0", 1018.0, code=None, signal=9, error="its supervisor was killed", lost=True)
+    job = after(jobs.running(retry=Retry()), killed, closed("master-0"), closed("worker-0"))
+    assert job.verdict is not None
+    assert (job.verdict.reason, job.verdict.hint) == (Reason.INSTANCE_LOST, None)
+    assert job.verdict.summary == "worker-0 on host-b was ended: its supervisor was killed"
+    assert (job.after, job.retries, job.infra_retries, job.avoided) == (JobState.QUEUED, 0, 1, ("node-b",))
 
 
 def test_without_a_budget_a_lost_node_fails_the_job() -> None:
