@@ -49,8 +49,8 @@ def _has_begun(job: Job) -> bool:
 
 
 def _counts(job: Job) -> bool:
-    """Whether this was an attempt: it has begun, or it has failed, which a budget was charged with."""
-    return _has_begun(job) or job.verdict is not None
+    """Whether this was an attempt: it has begun, or it had nodes and has failed, which a budget was charged with."""
+    return _has_begun(job) or (job.verdict is not None and bool(job.instances))
 
 
 def _next(job: Job) -> Job:

@@ -206,6 +206,11 @@ def test_an_attempt_that_failed_before_it_began_is_told_of() -> None:
     assert [(past.number, past.outcome) for past in info(first).attempts] == [(0, Outcome.LOST)]
 
 
+def test_a_job_that_waited_too_long_was_no_attempt() -> None:
+    job = after(jobs.queued(), TimePassed(1100.0), NodesReleased(1101.0, "digits-1.-1"))
+    assert (job.state, job.reason, job.past) == (JobState.FAILED, Reason.QUEUE_TIMEOUT, ())
+
+
 def test_a_supervisor_that_was_killed_is_no_fault_of_the_program() -> None:
     killed = exited("worker-0", 1018.0, code=None, signal=9, error="its supervisor was killed", lost=True)
     job = after(jobs.running(retry=Retry()), killed, closed("master-0"), closed("worker-0"))
