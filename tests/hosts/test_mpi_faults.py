@@ -141,7 +141,8 @@ def ranks(cluster: Cluster) -> list[str]:
 def kill(cluster: Cluster, i: int, name: str) -> None:
     found = pids(cluster, i, ["pgrep", "-x", name])
     assert found, f"no {name} on host {i}"
-    cluster.hosts.run(i, ["kill", "-9", *found], check=True)
+    cluster.hosts.run(i, ["kill", "-9", *found])  # fails where one of them has ended with another
+    wait_until(lambda: not {*found} & {*pids(cluster, i, ["pgrep", "-x", name])}, UP_S, "they are gone")
 
 
 def assert_no_world(cluster: Cluster) -> None:
