@@ -353,17 +353,17 @@ class Scene:
         """Let every job end, as it must after a fault that ended the first attempts in these states for these reasons.
 
         Those that had begun are let go when all of them are in the attempt that they must end in: what still ran of an
-        earlier one somewhere would be seen. Then there is room for the two that waited. Returns the jobs.
+        earlier one somewhere would be seen. The two that waited are let go at once: where they come first, they leave the
+        room to those others. Returns the jobs.
         """
+        for state in ("queued", "placing"):
+            self.jobs[state].let_go()
         begun = ("running", "starting", "preparing")
         for state in begun:
             self._runs_in(state, int(state in ends))
         for state in (*begun, "stopping"):
             self.jobs[state].let_go()
-        infos = {state: self.jobs[state].ended() for state in (*begun, "stopping")}
-        for state in ("queued", "placing"):
-            self.jobs[state].let_go()
-        infos.update({state: self.jobs[state].ended() for state in ("queued", "placing")})
+        infos = {state: self.jobs[state].ended() for state in self.jobs}
         for state, info in infos.items():
             self._ended_well(state, info, ends, says)
             if blames_victim and state in ends:
