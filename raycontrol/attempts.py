@@ -7,7 +7,7 @@ from dataclasses import replace
 from raycontrol.job import Instance, Job
 from raycontrol.retries import ENDS, Budget, again, suspects
 from raycontrol.status import AttemptInfo, JobState, Reason
-from raycontrol.stopping import DECIDED, Change
+from raycontrol.stopping import Change, success_of
 
 PAST_KEPT = 20
 """So many attempts that have ended are told of, the last ones."""
@@ -25,6 +25,7 @@ def placed(job: Job, instances: tuple[Instance, ...], at: float) -> Job:
         failed_worlds=(),
         finish_by=None,
         relieved=False,
+        succeeded_with=0,
     )
 
 
@@ -36,8 +37,8 @@ def recorded(job: Job, at: float) -> Job:
         number=job.attempt,
         outcome=ENDS[job.reason].outcome,
         reason=job.reason,
-        summary=job.verdict.summary if job.verdict else DECIDED,
-        exit_code=job.verdict.exit_code if job.verdict else 0,
+        summary=job.verdict.summary if job.verdict else success_of(job),
+        exit_code=job.verdict.exit_code if job.verdict else job.succeeded_with,
         nodes=tuple(item.node_name for item in job.instances),
         ended_at=at,
     )

@@ -65,10 +65,6 @@ class Ended:
     last_lines: tuple[str, ...] = ()
     followed: bool = False
 
-    @property
-    def ok(self) -> bool:
-        return self.code == 0
-
 
 @dataclass(frozen=True)
 class Broken:
@@ -117,6 +113,7 @@ class Job:
     cannot reach the head's host may run on (``fence``). ``after`` is where STOPPING leads to,
     ``failed_at`` when the verdict's first cause happened; with ``broken`` the attempt cannot
     succeed any more, unless its world is among ``failed_worlds``, whose launchers have said themselves that they failed.
+    ``succeeded_with`` is the first exit code of those that decided that is not 0, once they have (``valid_exit_codes``).
     ``relieved``: the start command has ended itself what served it, as `ray stop` does.
     ``finish_by``: until then a job that has succeeded leaves those alone that may finish (``Plan.finishers``).
 
@@ -151,6 +148,7 @@ class Job:
     failed_worlds: tuple[int, ...] = ()
     finish_by: float | None = None
     relieved: bool = False
+    succeeded_with: int = 0
     pending: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -188,6 +186,10 @@ class Job:
     @property
     def brief(self) -> Brief:
         return Brief(self.id, self.spec.name or self.id, self.attempt, self.attempt_id)
+
+    def ok(self, ended: Ended) -> bool:
+        """Whether a start command that ended so has succeeded."""
+        return self.spec.is_valid(ended.code)
 
     def instance(self, name: str) -> Instance:
         return next(item for item in self.instances if item.name == name)
@@ -295,7 +297,7 @@ def _known(item: Instance) -> Facts:
 def _job_exit_code(job: Job) -> int | None:
     if job.verdict is not None:
         return job.verdict.exit_code
-    return 0 if job.reason is Reason.COMPLETED else None
+    return job.succeeded_with if job.reason is Reason.COMPLETED else None
 
 
 def _instance_info(item: Instance, plan: Plan | None) -> InstanceInfo:

@@ -59,7 +59,6 @@ from raycontrol.retries import will_be_tried_again
 from raycontrol.spec import members
 from raycontrol.status import InstanceState, JobState, Note, Reason, Verdict
 from raycontrol.stopping import (
-    DECIDED,
     Change,
     acquit,
     blame_earlier,
@@ -71,6 +70,7 @@ from raycontrol.stopping import (
     stop_broken,
     stop_left,
     succeed,
+    success_of,
 )
 
 
@@ -167,7 +167,7 @@ def _exited(job: Job, event: RunExited) -> Change:
     told = f"{event.instance} {verdicts.describe_end(ended)}"
     if job.state is JobState.STOPPING:
         return acquit(blame_earlier(recorded, instance, ended)), told
-    if ended.ok:
+    if job.ok(ended):
         return recorded, told
     verdict = verdicts.failure(instance, ended, job.broken)
     stopped, message = stop(recorded, event.at, verdict, because=f"{event.instance} failed")
@@ -281,7 +281,7 @@ def _released(job: Job, event: NodesReleased) -> Change:
             return attempts.back_in_the_queue(attempts.recorded(job, event.at), event.at)
         case final:
             job = attempts.recorded(job, event.at)
-            summary = job.verdict.summary if job.verdict else DECIDED
+            summary = job.verdict.summary if job.verdict else success_of(job)
             ended = job.entered(final, job.reason, event.at)
             return replace(ended, ended_at=event.at, after=None, pending=None, held=None), summary
 

@@ -24,9 +24,17 @@ def known_plan(job: Job) -> Plan:
 
 
 def decided(job: Job) -> bool:
-    """Whether every start command that decides has exited 0."""
+    """Whether every start command that decides has exited 0, or with another code that is valid."""
     deciders = plan_of(job).deciders
-    return all(item.ended is not None and item.ended.ok for item in job.instances if item.name in deciders)
+    ends = [item.ended for item in job.instances if item.name in deciders]
+    return all(ended is not None and job.ok(ended) for ended in ends)
+
+
+def code_of_deciders(job: Job) -> int:
+    """Return the first exit code, in the order of INDEX, that is not 0; 0 where all are."""
+    deciders = plan_of(job).deciders
+    codes = [item.ended.code for item in job.instances if item.name in deciders and item.ended is not None]
+    return next((code for code in codes if code), 0)
 
 
 def still_finishing(job: Job) -> list[Instance]:

@@ -46,9 +46,11 @@ from raycontrol.specparts import (
     Slots,
     Success,
     Timeouts,
+    ValidCodes,
     When,
     Whole,
     as_part,
+    codes_of,
     groups_of,
     lead_group,
     resources_of,
@@ -129,6 +131,8 @@ class JobSpec(Part):
     """Limits in seconds."""
     retry: Retry = Retry()
     """Whether a job that has failed is tried again."""
+    valid_exit_codes: ValidCodes = (0,)
+    """Exit codes of the start command that count as success, such as [0, "3-5"]."""
     pipefail: Bool = True
     """A pipeline fails if any of its commands does (bash -o pipefail)."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)
@@ -157,6 +161,10 @@ class JobSpec(Part):
     def from_dict(cls, data: Mapping[str, Any]) -> JobSpec:
         """The spec in plain data, as JSON gives it."""
         return cls.model_validate(data)
+
+    def is_valid(self, code: int | None) -> bool:
+        """Whether a start command that exited so has succeeded; None: it was ended by a signal, or never ran."""
+        return code is not None and code in codes_of(self.valid_exit_codes)
 
     def named(self, default: str | None = None) -> JobSpec:
         """This spec with a name: its own, else one made of ``default``, else of the command's first word."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -339,6 +339,47 @@ class Timeouts(Part):
     """Mode ps: how long an evaluator may go on when the job's work is done, for its last round."""
     idle_gpu_warn_s: Annotated[Number, Field(ge=0)] | None = None
     """Tell when an instance's GPUs have been idle for so long; 0 never; by default the site's."""
+
+
+def codes_of(ranges: Iterable[int | str]) -> frozenset[int]:
+    """The exit codes that are meant by ``[0, "3-5"]``."""
+    bounds = [(one, one) if isinstance(one, int) else _bounds(one) for one in ranges]
+    return frozenset(code for first, last in bounds for code in range(first, last + 1))
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last)
+
+
+_CODE_RULE = 'must be exit codes from 0 to 255, or ranges of them such as "3-5"'
+ValidCode = Annotated[
+    Any,
+    _rule(
+        lambda one: (
+            (isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= 255)
+            or (
+                isinstance(one, str)
+                and re.fullmatch(r"[0-9]{1,3}-[0-9]{1,3}", one)
+                and _bounds(one)[0] <= _bounds(one)[1] <= 255
+            )
+        ),
+        _CODE_RULE,
+    ),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": 255},
+                {"type": "string", "pattern": "^[0-9]{1,3}-[0-9]{1,3}$"},
+            ]
+        }
+    ),
+]
+ValidCodes = Annotated[
+    tuple[ValidCode, ...],
+    _rule(len, "must name at least one exit code"),
+    Field(json_schema_extra={"minItems": 1}),
+]
 
 
 class ExitCodes(Part):

@@ -28,6 +28,7 @@ from raycontrol.specparts import (
     Success,
     Timeouts,
     When,
+    codes_of,
     groups_of,
     lead_group,
     resources_of,
@@ -287,11 +288,20 @@ class _Sum:
                 yield Problem((*path, name), "must not be given in secret_env too")
 
     def _exit_codes(self) -> Iterator[Problem]:
+        """One code has one meaning: what is a success is not tried again, and is no failure."""
         codes = self._spec.retry.exit_codes
         both = sorted(set(codes.retry) & set(codes.fail))
         if both:
             rule = "must not name what exit_codes.retry names too"
             yield Problem(("retry", "exit_codes", "fail"), rule, ", ".join(map(str, both)))
+        if not self._known("valid_exit_codes") or not self._known("retry"):
+            return
+        valid = codes_of(self._spec.valid_exit_codes)
+        for field in ("retry", "fail"):
+            for code in getattr(self._spec.retry.exit_codes, field):
+                if code in valid:
+                    path = ("retry", "exit_codes", field)
+                    yield Problem(path, f"must not name {code}, which is among `valid_exit_codes`")
 
     def _envs(self) -> dict[Keys, Mapping[str, str | None]]:
         groups: dict[Keys, Mapping[str, str | None]] = {

@@ -150,7 +150,7 @@ class InstanceInfo(Model):
 class JobInfo(Model):
     """One job as every surface shows it. Times are seconds since the epoch; ``attempt`` counts from 0.
 
-    ``exit_code`` is the code of the job's start command; it is None while the job runs, when a signal ended it,
+    ``exit_code`` is the code of the job's start command, also where another than 0 is a success; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
     not ended and nobody is left to end it. ``outputs`` is a folder on the head, None while nothing was collected.
     ``attempts`` are those that have ended, the last 20. ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
@@ -196,7 +196,7 @@ class JobInfo(Model):
             return 125
         if self.verdict is not None and self.verdict.signal is not None:
             return 128 + self.verdict.signal
-        return self.exit_code or 125
+        return 125 if self.exit_code is None else self.exit_code or 1  # a 0 that is not valid
 
 
 class Wish(Word):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from raycontrol import verdicts
 from raycontrol.events import ServiceEnded
 from raycontrol.job import Broken, Ended, Instance, Job
-from raycontrol.parts import Left, decided, known_plan, left_early, still_finishing
+from raycontrol.parts import Left, code_of_deciders, decided, known_plan, left_early, still_finishing
 from raycontrol.retries import ENDS
 from raycontrol.status import InstanceState, JobState, Reason, Verdict
 
@@ -15,7 +15,7 @@ Change = tuple[Job, str | None] | None
 """What an event makes of a job, and what to tell; None: nothing."""
 
 DECIDED = "every start command that decides exited 0"
-"""What is told of an attempt that has succeeded."""
+"""What is told of an attempt that has succeeded, as it mostly does."""
 STOPPED = "stopped: "
 """How the note of an instance begins that was stopped because of something else."""
 
@@ -41,14 +41,15 @@ def stop_broken(job: Job, fault: Broken, at: float) -> tuple[Job, str]:
 
 
 def stop_left(job: Job, left: Left, at: float) -> tuple[Job, str]:
-    verdict = verdicts.left_early(left.instance)
+    verdict = verdicts.left_early(left.instance, left.ended)
     stopped, message = stop(job, at, verdict, because=f"{left.instance.name} left early")
     return replace(stopped, failed_at=left.ended.at), message
 
 
 def succeed(job: Job, at: float) -> tuple[Job, str]:
     """Enter STOPPING as a success; those that may finish get their time."""
-    told = DECIDED
+    job = replace(job, succeeded_with=code_of_deciders(job))
+    told = success_of(job)
     stopping = replace(job, after=JobState.SUCCEEDED).entered(JobState.STOPPING, Reason.COMPLETED, at)
     finish_s = known_plan(job).finish_s
     finishing = ", ".join(item.name for item in still_finishing(job))
@@ -58,6 +59,13 @@ def succeed(job: Job, at: float) -> tuple[Job, str]:
     finish_by = min(at + finish_s, at + finish_s if run_s is None else job.since + run_s)
     told = f"{told}; {finishing} may go on for {finish_by - at:.0f} s"
     return replace(stopping, finish_by=finish_by), told
+
+
+def success_of(job: Job) -> str:
+    """Return what is told of an attempt that has succeeded."""
+    if not job.succeeded_with:
+        return DECIDED
+    return f"every start command that decides exited with a valid code ({job.succeeded_with})"
 
 
 def requeue(job: Job, at: float, why: str) -> tuple[Job, str]:
@@ -79,13 +87,15 @@ def acquit(job: Job) -> Job:
     news of them waits while the controller is away.
     """
     left = left_early(job)
-    if left is None or job.verdict != verdicts.left_early(left.instance) or not decided(job):
+    if left is None or job.verdict != verdicts.left_early(left.instance, left.ended) or not decided(job):
         return job
     deciders = known_plan(job).deciders
     ends = [item.ended.at for item in job.instances if item.name in deciders and item.ended is not None]
     if max(ends) >= left.until:
         return job
-    return replace(job, after=JobState.SUCCEEDED, reason=Reason.COMPLETED, verdict=None, failed_at=None)
+    code = code_of_deciders(job)
+    job = replace(job, after=JobState.SUCCEEDED, reason=Reason.COMPLETED, succeeded_with=code)
+    return replace(job, verdict=None, failed_at=None)
 
 
 def give_up(job: Job) -> Job:
@@ -100,7 +110,7 @@ def give_up(job: Job) -> Job:
 
 def blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     """Let the verdict name another instance if that one failed by itself before the one that reported first, or led it."""
-    if ended.ok or ended.sender is not None or ended.followed or job.failed_at is None:
+    if job.ok(ended) or ended.sender is not None or ended.followed or job.failed_at is None:
         return job
     if ended.at >= job.failed_at and not _blames_a_follower(job):
         return job

@@ -48,11 +48,11 @@ def _reason(ended: Ended) -> Reason:
     return Reason.INSTANCE_LOST if ended.lost else Reason.INSTANCE_FAILED
 
 
-def left_early(instance: Instance) -> Verdict:
-    """An instance that serves the others exited 0 although their work was not done."""
+def left_early(instance: Instance, ended: Ended) -> Verdict:
+    """An instance that serves the others ended well although their work was not done."""
     return Verdict(
         reason=Reason.INSTANCE_FAILED,
-        summary=f"{instance.name} on {instance.node_name} exited 0 before the job's work was done",
+        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)} before the job's work was done",
         instance=instance.name,
         hint=f"a {instance.role} has to serve until the others have ended; raycontrol ends it then",
     )

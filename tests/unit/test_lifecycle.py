@@ -977,7 +977,7 @@ def test_info_shows_the_whole_job() -> None:
     [
         (JobState.SUCCEEDED, Reason.COMPLETED, 0, None, 0),
         (JobState.FAILED, Reason.INSTANCE_FAILED, 3, None, 3),
-        (JobState.FAILED, Reason.INSTANCE_FAILED, 0, None, 125),
+        (JobState.FAILED, Reason.INSTANCE_FAILED, 0, None, 1),
         (JobState.FAILED, Reason.INSTANCE_FAILED, None, None, 125),
         (JobState.FAILED, Reason.INSTANCE_FAILED, None, 9, 137),
         (JobState.FAILED, Reason.INSTANCE_FAILED, 127, None, 127),
