@@ -33,6 +33,8 @@ DeletedJob = Annotated[JobInfo, Depends(JobGuard(Action.CHANGE_JOB, "delete"))]
 @router.delete("/jobs/{job_id}", status_code=204)
 async def delete_job(request: Request, job: DeletedJob) -> Response:
     """Remove an ended job with all it kept: events, logs, outputs."""
+    if job.index is not None:
+        raise Conflict(f"job {job.id!r} is a member of an array, and is removed with it")
     if not job.over:
         raise Conflict(f"job {job.id!r} is {job.state}; stop it before it is removed")
     hub = hub_of(request)

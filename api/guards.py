@@ -26,7 +26,7 @@ from raycontrol.api.problems import Forbidden, NotThere, TooMany, Unauthorized
 from raycontrol.api.queries import refuse_unknown
 from raycontrol.api.visits import for_nobody, visit_of
 from raycontrol.errors import JobNotFound, UsageError
-from raycontrol.job import checked_id
+from raycontrol.job import known_id
 from raycontrol.readers import ServerDoor
 from raycontrol.status import JobInfo
 from raycontrol.tokens import Parsed
@@ -173,7 +173,7 @@ class JobGuard(Guard):
     ) -> JobInfo:
         identity = await super().__call__(request, bearer)
         try:
-            job = await self._job(hub_of(request), checked_id(job_id))
+            job = await self._job(hub_of(request), known_id(job_id))
         except (UsageError, JobNotFound):
             raise not_there(job_id) from None
         if not allowed(identity, self.action, job.user):

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from raycontrol.access import Action, Identity
+from raycontrol.access import Action, Identity, allowed
 from raycontrol.api import bodies, specs
 from raycontrol.api.attempts import attempt_of
 from raycontrol.api.described import EVENT, PREFIX, PROBLEMS, TEXT, gives, takes
@@ -19,17 +19,18 @@ from raycontrol.api.listings import NO_JOBS, Listing
 from raycontrol.api.models import Doubts, JobPage, JobPlan, NewJob, SpecOnly
 from raycontrol.api.pages import place_of
 from raycontrol.api.plans import stored_plan
-from raycontrol.api.problems import NoSuchRange, Unfit, UnknownMedia
+from raycontrol.api.problems import Conflict, NoSuchRange, Unfit, UnknownMedia
 from raycontrol.api.sse import BEAT, BEAT_S, begin, end_event, event
 from raycontrol.api.usages import last_samples
 from raycontrol.api.visits import visit_of
 from raycontrol.api.watchers import EventStream, Mark, Watcher, happened
 from raycontrol.client import new_job_id
-from raycontrol.errors import Fault
+from raycontrol.errors import Fault, JobNotFound
 from raycontrol.hardware import InstanceUsage
 from raycontrol.job import Submission, checked_id
+from raycontrol.spec import After as Awaited
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, InstanceInfo, JobInfo, JobState
+from raycontrol.status import Event, InstanceInfo, JobInfo, JobState, MemberInfo
 from raycontrol.version import __version__
 
 router = APIRouter(prefix=PREFIX, tags=["jobs"], responses=PROBLEMS)
@@ -72,6 +73,7 @@ async def submit(
     if wanted.job_id is not None:
         checked_id(wanted.job_id)
     await _check_package(hub, wanted.package)
+    await _check_awaited(hub, identity, spec.after)
     submission = Submission(
         job_id=wanted.job_id or new_job_id(spec.name or "job"),
         spec=spec,
@@ -147,6 +149,14 @@ async def get_job(job: WholeJob) -> JobInfo:
 async def list_instances(job: WholeJob) -> tuple[InstanceInfo, ...]:
     """List the instances of the current (or last) attempt."""
     return job.instances
+
+
+@router.get("/jobs/{job_id}/members", response_model=list[MemberInfo])
+async def list_members(request: Request, job: SeenJob) -> list[MemberInfo]:
+    """List the members of an array, in the order of their indices; a member's own id serves wherever a job's does."""
+    if job.array is None:
+        raise Conflict(f"job {job.id!r} is no array")
+    return await hub_of(request).calls.ask(lambda door: door.members(job.id))
 
 
 @router.get("/jobs/{job_id}/plan", response_model=JobPlan)
@@ -282,6 +292,26 @@ async def _check_package(hub: Hub, digest: str | None) -> None:
     """Raise Unfit where the archive has no such package."""
     if digest is not None and not await hub.calls.ask(lambda door: door.has_package(digest)):
         raise Unfit(Fault("package", "is not in the archive; upload it with PUT first"))
+
+
+async def _check_awaited(hub: Hub, identity: Identity, after: Awaited) -> None:
+    """Raise Unfit for jobs that are not there for who asks: to wait for another's job would tell how it ends."""
+    named = [(kind, job_id) for kind in Awaited.model_fields for job_id in getattr(after, kind)]
+    faults = [
+        Fault(f"after.{kind}", f"there is no job {job_id!r}")
+        for kind, job_id in named
+        if not await _may_see(hub, identity, job_id)
+    ]
+    if faults:
+        raise Unfit(*faults)
+
+
+async def _may_see(hub: Hub, identity: Identity, job_id: str) -> bool:
+    try:
+        job = await hub.calls.ask(lambda door: door.glance(job_id))
+    except JobNotFound:
+        return False
+    return allowed(identity, Action.READ_JOB, job.user)
 
 
 def _labels(pairs: list[str]) -> tuple[tuple[str, str], ...]:

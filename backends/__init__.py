@@ -61,7 +61,13 @@ def explain(mode: Mode, lines: Sequence[str]) -> Cause | None:
 def plan_of(spec: JobSpec, facts: tuple[Facts, ...] | None = None) -> Plan:
     """Return the plan of a job that has not been submitted; without ``facts`` addresses and ports are symbolic."""
     name = spec.name or "<job name>"
-    brief = Brief(job_id="<job id>", job_name=name, attempt=0, attempt_id="<attempt id>")
+    brief = Brief(
+        job_id="<job id>",
+        job_name=name,
+        attempt=0,
+        attempt_id="<attempt id>",
+        array_index="<array index>" if spec.array is not None else None,
+    )
     return make_plan(spec, brief, facts or tuple(_symbolic(spec, member) for member in members(spec)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from raycontrol.arrayspec import indices_of
 from raycontrol.plan import Alive, Brief, Facts, PlannedRun, Stage
 from raycontrol.spec import LAUNCHERS, JobSpec, Member, Mode, members
 
@@ -72,6 +73,20 @@ def _shared(spec: JobSpec, brief: Brief, gang: Sequence[Member], facts: Sequence
         "RAYCONTROL_ATTEMPT_ID": brief.attempt_id,
         "RAYCONTROL_NP": str(sum(item.slots for item in gang)),
         "RAYCONTROL_NODE_NAMES": ",".join(item.node_name for item in facts),
+        **_of_array(spec, brief),
+    }
+
+
+def _of_array(spec: JobSpec, brief: Brief) -> Environment:
+    """What Slurm's SLURM_ARRAY_TASK_ID, _COUNT, _MIN and _MAX say."""
+    if spec.array is None or brief.array_index is None:
+        return {}
+    indices = indices_of(spec.array.indices)
+    return {
+        "RAYCONTROL_ARRAY_INDEX": brief.array_index,
+        "RAYCONTROL_ARRAY_COUNT": str(len(indices)),
+        "RAYCONTROL_ARRAY_MIN": str(indices[0]),
+        "RAYCONTROL_ARRAY_MAX": str(indices[-1]),
     }
 
 

@@ -141,7 +141,8 @@ class Caretaker:
 
     async def remove(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs, and packages that no job needs any more."""
-        doomed = [job_id for job_id in job_ids if job_id not in self._ledger.jobs]
+        ended = [job_id for job_id in job_ids if job_id not in self._ledger.jobs]
+        doomed = await self._held.ask(lambda store: store.with_members(ended))
         await self._held.ask(lambda store: store.remove(doomed))
         await self._cluster.remove_stored(doomed, await self._held.ask(lambda store: store.packages()))
 

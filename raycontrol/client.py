@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from raycontrol import extras
 from raycontrol.access import TOKEN_TTL_S, Role, TokenInfo
+from raycontrol.arrayspec import array_of, index_of, ranges
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterDoor, Door, Reader, completed
 from raycontrol.settings import Settings, process_environment
-from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState, QueueEntry, Wish
+from raycontrol.spec import After, JobSpec
+from raycontrol.status import Event, JobInfo, JobState, MemberInfo, QueueEntry, Wish
 
 if TYPE_CHECKING:
     from raycontrol.remote import HttpDoor
@@ -105,6 +106,7 @@ class Client:
         if self._embedded and self._session is None:
             tell("no Ray cluster found: starting one in this process for this run")
         door = self._open()
+        spec = _with_whole_ids(spec, self.job)
         doubts = door.doubts(spec)
         if doubts is not None:
             tell(f"warning: {doubts}")
@@ -121,7 +123,13 @@ class Client:
         return JobHandle(self, door.submit(submission).id)
 
     def job(self, job_id: str) -> JobHandle:
-        """Return the job of that id, or of the only id that begins so; raises JobNotFound."""
+        """Return the job of that id, or of the only id that begins so; raises JobNotFound.
+
+        A member of an array has the array's id, ``~`` and its index.
+        """
+        array_id = array_of(job_id)
+        if array_id is not None:
+            return self.job(array_id).member(index_of(job_id))
         found = self._read().find(job_id)
         if job_id in found:
             return JobHandle(self, job_id)
@@ -317,6 +325,19 @@ class JobHandle:
         """Return the job as it is now."""
         return self._client._read().info(self.id)
 
+    def members(self) -> list[MemberInfo]:
+        """Return the members of an array, by their indices; raises UsageError for a job that is none."""
+        return self._client._read().members(self.id)
+
+    def member(self, index: int) -> JobHandle:
+        """Return the job of a member; raises UsageError for one that is not there or has not begun."""
+        found = {one.index: one for one in self.members()}
+        if index not in found:
+            raise UsageError(f"array {self.id} has no member {index}; it has {ranges(sorted(found))}")
+        if (job_id := found[index].id) is None:
+            raise UsageError(f"member {index} of {self.id} has not begun")
+        return JobHandle(self._client, job_id)
+
     def events(self, after: int = 0) -> list[Event]:
         """Return what has happened to the job, oldest first, from the event after ``after``."""
         events: list[Event] = []
@@ -420,10 +441,17 @@ class JobHandle:
         ``instance`` (``worker-0``) and ``group`` (``worker``) narrow to what they name.
         ``tail`` begins with the last so many lines of each instance; it looks back 256 KiB at most, so that fewer may
         come. ``follow`` goes on until the job has ended and everything it wrote was yielded, its further attempts
-        included; it begins with the current one. ``attempt`` is the only one to show. Lines are views: bytes that are not UTF-8 are replaced, very long lines cut. The files keep every byte.
+        included; it begins with the current one. ``attempt`` is the only one to show. Of an array, the lines of all members
+        come with their indices (``17 | …``), and only ``follow``, ``tail`` and ``prefix`` can be given. Lines are views: bytes that are not UTF-8 are replaced, very long lines cut. The files keep every byte.
         """
+        from raycontrol.arraylogs import ArrayLogs
         from raycontrol.logview import LogView
 
+        if self.info().array is not None:
+            if (instance, group, attempt) != (None, None, None):
+                raise UsageError("of an array choose a member (`--member 17`) to see one instance or attempt")
+            yield from ArrayLogs(self._client._read(), self.id, prefix=prefix).lines(follow, tail)
+            return
         view = LogView(
             self._client._read(), self.id, instance=instance, group=group, prefix=prefix, attempt=attempt
         )
@@ -446,6 +474,15 @@ def send(door: Door, package: Package, tell: Progress) -> None:
         return door.put_package(digest, offset, data, last)
 
     completed(upload(package, put))
+
+
+def _with_whole_ids(spec: JobSpec, find: Callable[[str], JobHandle]) -> JobSpec:
+    """Return the spec with the ids of the jobs that it waits for written out; raises JobNotFound."""
+    named: dict[str, tuple[str, ...]] = spec.after.model_dump()
+    if not any(named.values()):
+        return spec
+    whole = {kind: tuple(find(job_id).id for job_id in ids) for kind, ids in named.items()}
+    return spec.model_copy(update={"after": After(**whole)})
 
 
 def new_job_id(name: str) -> str:

@@ -32,14 +32,14 @@ from raycontrol.events import Held, LetGo, PriorityChanged, Report, StopRequeste
 from raycontrol.hardware import NodeInfo
 from raycontrol.heldstore import HeldStore
 from raycontrol.job import FENCE_S, Job, Submission, checked_id
-from raycontrol.jobrows import info_of, read_info, read_infos, read_job
+from raycontrol.jobrows import info_of, members_of, read_info, read_infos, read_job
 from raycontrol.ledger import Ledger
 from raycontrol.porter import Porter
 from raycontrol.queue import Rules
 from raycontrol.retention import Limits
 from raycontrol.scheduler import Scheduler
-from raycontrol.spec import Site
-from raycontrol.status import Event, JobInfo, JobState, Note, QueueEntry, Wish
+from raycontrol.spec import After, Site
+from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Note, QueueEntry, Wish
 from raycontrol.steadyclock import SteadyClock
 from raycontrol.store import JobRow, Store
 from raycontrol.survey import Survey
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 START_RETRY_S = 5.0
 LONG_POLL_MAX_S = 20.0
+ARRAY_ID_MAX = 72
+"""Its members' ids end with their indices."""
 
 
 class Controller:
@@ -120,6 +122,8 @@ class Controller:
         if submission.version != __version__:
             raise VersionMismatch(submission.version, __version__)
         checked_id(submission.job_id)
+        if submission.spec.array is not None and len(submission.job_id) > ARRAY_ID_MAX:
+            raise UsageError(f"job id: an array's must have at most {ARRAY_ID_MAX} characters")
         known = await self._known(submission)
         if known is None:
             try:
@@ -152,6 +156,7 @@ class Controller:
     async def _add(self, submission: Submission) -> Job:
         now = self._clock()
         secrets = submission.spec.secrets()
+        await self._refuse_unknown(submission.spec.after)
         job = Job(
             id=submission.job_id,
             cluster=self._name,
@@ -172,6 +177,15 @@ class Controller:
         await self._ledger.add(job, note, Belongings(_key_of(submission), secrets))
         log.info("job %s %s, from %s", job.id, note.message, submission.origin or "this cluster")
         return job
+
+    async def _refuse_unknown(self, after: After) -> None:
+        """Raise UsageError for a job that this one could wait for in vain: it is not there, or another cluster has it."""
+        named = [(kind, job_id) for kind in After.model_fields for job_id in getattr(after, kind)]
+        elsewhere = {job_id for _, job_id in named if job_id not in self._ledger.jobs}
+        states = await self._held.ask(lambda store: store.states(elsewhere)) if elsewhere else {}
+        for kind, job_id in named:
+            if job_id in elsewhere and not (job_id in states and states[job_id].terminal):
+                raise UsageError(f"after.{kind}: there is no job {job_id!r} on this cluster")
 
     async def stop(self, job_id: str, why: str, force: bool = False) -> JobInfo:
         """Ask a job to stop; return when that is stored, which is before it has stopped. A job that has ended stays as it is.
@@ -201,6 +215,11 @@ class Controller:
             raise JobNotFound(job_id)
         return await self._held.ask(lambda store: read_info(row, store, network=network))
 
+    async def members(self, job_id: str) -> list[MemberInfo]:
+        """Return the members of an array, in the order of their indices; raises JobNotFound, and UsageError for another job."""
+        await self.started()
+        return await self._held.ask(lambda store: members_of(store, job_id))
+
     async def queue(self) -> list[QueueEntry]:
         """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
         await self.started()
@@ -227,7 +246,7 @@ class Controller:
         job = await self._unfinished(job_id)
         now = self._clock()
         match wish:
-            case Wish.HOLD if job.state is not JobState.QUEUED:
+            case Wish.HOLD if job.state is not JobState.QUEUED and not job.is_array:
                 raise UsageError(
                     f"job {job_id} is {job.state}; `raycontrol suspend` stops it and keeps it in the queue"
                 )
@@ -247,7 +266,7 @@ class Controller:
         if not 0 <= priority <= 9:
             raise UsageError(f"priority: must be from 0 (highest) to 9, got {priority}")
         job = await self._unfinished(job_id)
-        if job.state is not JobState.QUEUED:
+        if job.state is not JobState.QUEUED and not job.is_array:
             raise UsageError(
                 f"job {job_id} is {job.state}: only of a waiting job the priority can be changed"
             )
@@ -274,7 +293,9 @@ class Controller:
     async def running(self) -> list[JobInfo]:
         """Return the jobs that run on this cluster, oldest first."""
         await self.started()
-        found = [job for job in self._ledger.jobs.values() if job.state is JobState.RUNNING]
+        found = [
+            job for job in self._ledger.jobs.values() if job.state is JobState.RUNNING and not job.is_array
+        ]
         return [self._info(job) for job in sorted(found, key=lambda job: (job.submitted_at, job.id))]
 
     async def find(self, prefix: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raycontrol.dependencies import open_conditions
 from raycontrol.events import (
     CarryOutStage,
     Command,
@@ -39,7 +40,9 @@ def resume(job: Job) -> tuple[Command, ...]:
 
 
 def duties(job: Job) -> tuple[Command, ...]:
-    """Return what this state demands."""
+    """Return what this state demands. An array has members, which are jobs themselves, and nothing else."""
+    if job.is_array:
+        return ()
     match job.state:
         case JobState.PLACING:
             return (ReserveNodes(job.attempt_id),)
@@ -64,11 +67,12 @@ def duties(job: Job) -> tuple[Command, ...]:
 def deadline(job: Job) -> float | None:
     """Return when the clock must call again (epoch seconds), or None."""
     limits = job.spec.timeouts
+    if job.is_array and job.state is not JobState.QUEUED:
+        return None
     match job.state:
         case JobState.QUEUED:
-            return (
-                None if limits.queue_s is None or job.held is not None else _waits_since(job) + limits.queue_s
-            )
+            waits_for_nodes = job.held is None and not open_conditions(job)
+            return _waits_since(job) + limits.queue_s if limits.queue_s is not None and waits_for_nodes else None
         case JobState.PLACING:
             return job.since + PLACING_S
         case JobState.PREPARING:

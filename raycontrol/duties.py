@@ -162,7 +162,7 @@ class Duties:
             case PrepareInstance(instance=name):
                 await self._call(self._cluster.prepare(job, name, _preparation(job, name)), job, name)
             case CarryOutStage(instance=name, stage=stage):
-                part = orders(plan_of(job), stage, name, self._secrets(job.id))
+                part = orders(plan_of(job), stage, name, self._secrets(job.array_id or job.id))
                 await self._call(self._cluster.carry_out(job, name, part), job, name)
             case StopInstance(instance=name, grace_s=grace_s, why=why):
                 await self._call(self._cluster.stop(job, name, grace_s, why), job, name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from raycontrol.job import FENCE_S, Ended
 from raycontrol.placement import Assignment
 from raycontrol.plan import Facts
-from raycontrol.status import Reason
+from raycontrol.status import JobState, Reason, Verdict
 
 # Events: what happened. Those with ``attempt_id`` are dropped when they speak of another reservation than the current.
 
@@ -224,6 +224,35 @@ class PriorityChanged:
 
 
 @dataclass(frozen=True)
+class MemberChosen:
+    """The queue has found room for the next member of an array; ``fence_s`` as in ``NodesChosen``."""
+
+    at: float
+    index: int
+    assignments: tuple[Assignment, ...]
+    fence_s: float = FENCE_S
+
+
+@dataclass(frozen=True)
+class MemberEnded:
+    """A member of an array has ended, its further attempts included."""
+
+    at: float
+    index: int
+    state: JobState
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True)
+class AwaitedEnded:
+    """Another job, which this one waits for, has ended so; ``state`` None: it was removed, nobody knows how it ended."""
+
+    at: float
+    job_id: str
+    state: JobState | None
+
+
+@dataclass(frozen=True)
 class TimePassed:
     """The clock reached ``deadline(job)``."""
 
@@ -258,6 +287,9 @@ JobEvent = (
     | Suspended
     | Preempted
     | PriorityChanged
+    | AwaitedEnded
+    | MemberChosen
+    | MemberEnded
     | TimePassed
 )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from raycontrol import backends, rdma, transports
+from raycontrol.arrayspec import MARK, array_of, indices_of
 from raycontrol.errors import PlanError, UsageError
 from raycontrol.plan import Brief, Cause, Facts, Plan, RdmaUse
 from raycontrol.spec import JobSpec
 from raycontrol.status import (
+    ArrayInfo,
     AttemptInfo,
     InstanceInfo,
     InstanceState,
@@ -105,6 +107,21 @@ class Instance:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How many members of an array have begun, in the order of their indices, and how many have ended how."""
+
+    begun: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    stopped: int = 0
+
+    @property
+    def living(self) -> int:
+        """How many have begun and not ended."""
+        return self.begun - self.succeeded - self.failed - self.stopped
+
+
+@dataclass(frozen=True)
 class Job:
     """A job and its current attempt.
 
@@ -122,7 +139,8 @@ class Job:
     with ``unwanted`` no further one follows. The next attempt avoids the nodes with the ids ``avoided``. ``group`` is
     the attempt id that the placement group is named after: an earlier one's where the attempt has taken the group over.
     ``past`` are the attempts that have ended, the last ones; ``visited`` are the ids of the nodes of earlier reservations, where
-    the job's folders are until it ends.
+    the job's folders are until it ends. ``found_ends`` are the ends of other jobs that it waits for (``dependencies``).
+    ``index``: which member of an array it is; ``progress``: how far an array has come.
     """
 
     id: str
@@ -163,6 +181,19 @@ class Job:
     group: str | None = None
     past: tuple[AttemptInfo, ...] = ()
     visited: tuple[str, ...] = ()
+    found_ends: dict[str, JobState | None] = field(default_factory=dict)
+    index: int | None = None
+    progress: Progress = Progress()
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is an array, which has members instead of instances."""
+        return self.spec.array is not None and self.index is None
+
+    @property
+    def array_id(self) -> str | None:
+        """The id of the array that it is a member of."""
+        return array_of(self.id)
 
     @property
     def group_id(self) -> str:
@@ -185,7 +216,8 @@ class Job:
 
     @property
     def brief(self) -> Brief:
-        return Brief(self.id, self.spec.name or self.id, self.attempt, self.attempt_id)
+        index = None if self.index is None else str(self.index)
+        return Brief(self.id, self.spec.name or self.id, self.attempt, self.attempt_id, index)
 
     def ok(self, ended: Ended) -> bool:
         """Whether a start command that ended so has succeeded."""
@@ -240,6 +272,17 @@ def checked_id(job_id: str) -> str:
     return job_id
 
 
+def known_id(job_id: str) -> str:
+    """Return the id if a job can have it, a member of an array among them; raises UsageError."""
+    array_id = array_of(job_id)
+    if array_id is None:
+        return checked_id(job_id)
+    if not re.fullmatch(r"\d{1,7}", job_id.removeprefix(f"{array_id}{MARK}"), re.ASCII):
+        raise UsageError(f"job id: a member's must end with its index, got {job_id!r}")
+    checked_id(array_id)
+    return job_id
+
+
 def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobInfo:
     """Return the job as every surface shows it; with ``network`` also what its plan says of network and RDMA."""
     plan = _plan_if_known(job) if network else None
@@ -264,6 +307,25 @@ def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobI
         outputs=outputs,
         rdma=_rdma_info(job, plan),
         attempts=job.past,
+        index=job.index,
+        array=_array_info(job),
+    )
+
+
+def _array_info(job: Job) -> ArrayInfo | None:
+    array, progress = job.spec.array, job.progress
+    if array is None or not job.is_array:
+        return None
+    return ArrayInfo(
+        indices=array.indices,
+        parallel=array.parallel,
+        fail_fast=array.fail_fast,
+        members=len(indices_of(array.indices)),
+        begun=progress.begun,
+        living=progress.living,
+        succeeded=progress.succeeded,
+        failed=progress.failed,
+        stopped=progress.stopped,
     )
 
 
@@ -295,6 +357,8 @@ def _known(item: Instance) -> Facts:
 
 
 def _job_exit_code(job: Job) -> int | None:
+    if job.is_array and not job.state.terminal:  # it has a verdict from its first failure on
+        return None
     if job.verdict is not None:
         return job.verdict.exit_code
     return job.succeeded_with if job.reason is Reason.COMPLETED else None

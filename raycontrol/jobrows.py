@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from raycontrol.errors import SpecError, StoreError
+from raycontrol.arrayspec import indices_of
+from raycontrol.errors import JobNotFound, SpecError, StoreError, UsageError
 from raycontrol.job import EMBEDDED, Job, info
 from raycontrol.logs import JobFolder
-from raycontrol.status import JobInfo
+from raycontrol.status import JobInfo, JobState, MemberInfo
 from raycontrol.store import JobRow, Store
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,22 @@ def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
     and are remembered.
     """
     return [info for row in rows if (info := _listed(row, store)) is not None]
+
+
+def members_of(store: Store, job_id: str) -> list[MemberInfo]:
+    """Return all members of an array, those too that have not begun; raises JobNotFound, and UsageError for another job."""
+    row = store.job(job_id)
+    if row is None:
+        raise JobNotFound(job_id)
+    array = read_job(row)
+    if not array.is_array or array.spec.array is None:
+        raise UsageError(f"job {job_id} is no array")
+    begun = {member.index: member for member in store.members(job_id)}
+    state = JobState.STOPPED if array.state.terminal else JobState.QUEUED
+    return [
+        begun.get(index) or MemberInfo(index=index, state=state, reason=array.reason)
+        for index in indices_of(array.spec.array.indices)
+    ]
 
 
 def _listed(row: JobRow, store: Store) -> JobInfo | None:

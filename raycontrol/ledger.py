@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -13,12 +14,14 @@ from typing import TypeVar
 from raycontrol import demands, lifecycle
 from raycontrol.accessrows import Belongings
 from raycontrol.attempts import fenced_anew
+from raycontrol.dependencies import open_conditions
 from raycontrol.duties import Cluster, Duties
 from raycontrol.errors import IdTaken, RaycontrolError, StoreError, StoreOwned, StoreRefused
-from raycontrol.events import JobEvent, Report, RunExited, ServiceEnded, TimePassed
+from raycontrol.events import AwaitedEnded, JobEvent, Report, RunExited, ServiceEnded, TimePassed
 from raycontrol.heldstore import HeldStore
 from raycontrol.job import Job, job_of
 from raycontrol.jobrows import readable, row_of
+from raycontrol.relations import Follow, Relations
 from raycontrol.status import JobState, Note
 from raycontrol.steadyclock import Moment
 from raycontrol.store import Change, JobRow, New
@@ -73,6 +76,7 @@ class Ledger:
         self._clock = clock
         self._jobs: dict[str, Job] = {}
         self._unreadable: frozenset[str] = frozenset()
+        self._relations = Relations()
         self._secrets: dict[str, dict[str, str]] = {}
         self._lags: dict[str, float] = {}
         self._limits: dict[str, float] = {}  # by when the clock must call, of those jobs that it must call
@@ -95,16 +99,27 @@ class Ledger:
         """The ids of the jobs that have not ended and that this version cannot read: another one may take them up again."""
         return self._unreadable
 
+    def members_of(self, array_id: str) -> list[Job]:
+        """Return the members of an array that have begun and not ended, the first first."""
+        return [self._jobs[job_id] for job_id in self._relations.members_of(array_id)]
+
+    def state_of(self, job_id: str) -> JobState | None:
+        """Return the state of a job; None of one that has ended, or never was."""
+        return self._jobs[job_id].state if job_id in self._jobs else None
+
     async def load(self, cluster: str) -> None:
         """Read the jobs that an earlier controller of the cluster left."""
         rows = await self._held.ask(lambda store: store.active(cluster))
         now = self._clock()
         self._jobs = {row.id: fenced_anew(job, now) for row, job in readable(rows)}
         self._unreadable = frozenset(row.id for row in rows) - self._jobs.keys()
+        for job in self._jobs.values():
+            self._relations.add(job)
         self._secrets = await self._held.ask(lambda store: store.access.secrets_of(self._jobs))
         self._lags = {job.id: max(0.0, now - job.since) for job in self._jobs.values()}
         for job in self._jobs.values():
             self._note_limit(job)
+        await self._look_for_ends(self._jobs.values())
 
     def resume(self) -> None:
         """Go on with what the states of the jobs demand."""
@@ -118,6 +133,29 @@ class Ledger:
         )
         self._arrivals.put_nowait(arrival)
         await arrival.stored
+
+    async def _look_for_ends(self, jobs: Iterable[Job]) -> None:
+        """Tell jobs of the ends of others that came before anybody knew that they wait for them."""
+        awaited = [(job.id, one.job_id) for job in jobs for one in open_conditions(job)]
+        gone = [(job_id, other) for job_id, other in awaited if other not in self._jobs]
+        if not gone:
+            return
+        states = await self._states({other for _, other in gone})
+        for job_id, other in gone:
+            state = states.get(other)
+            if state is None or state.terminal:  # else nobody can read it, and its end is still to come
+                self.post(job_id, AwaitedEnded(self._clock(), other, state))
+
+    async def _states(self, job_ids: set[str]) -> dict[str, JobState]:
+        """Return the states of jobs in the store, for as long as it takes: who waits for one would wait for ever."""
+        while True:
+            try:
+                return await self._held.ask(lambda store: store.states(job_ids))
+            except StoreOwned:
+                raise
+            except StoreError:
+                log.exception("the ends of other jobs cannot be read; trying again in %g s", RETRY_MAX_S)
+                await asyncio.sleep(RETRY_MAX_S)
 
     async def tell(self, job_id: str, event: JobEvent) -> None:
         """Put an event in and return when it is stored."""
@@ -211,9 +249,11 @@ class Ledger:
             job = arrival.job
             self._secrets[job.id] = dict(arrival.new.belongings.secrets)
             self._jobs[job.id] = job
+            self._relations.add(job)
             self._note_limit(job)
             if not arrival.stored.done():  # who called may have gone
                 arrival.stored.set_result(None)
+        await self._look_for_ends([arrival.job for arrival in batch])
         self.look.set()
         await self._announce()
 
@@ -227,40 +267,50 @@ class Ledger:
                     await self._take(left)
 
     async def _take(self, batch: Sequence[_Told]) -> None:
-        """Advance the jobs, store all of it in one commit, then act and acknowledge. What was asked for comes alone."""
+        """Advance the jobs, and others with what follows for them, store all of it in one commit, then act and acknowledge.
+
+        What was asked for comes alone.
+        """
         advanced: dict[str, Job] = {}
         rows: dict[str, JobRow] = {}
         notes: dict[str, list[Note]] = {}
-        for told in batch:
-            job_id = told.job_id
-            job = advanced.get(job_id) or self._jobs.get(job_id)
+        news = deque(Follow(told.job_id, told.event) for told in batch)
+        while news:
+            job_id, event, newborn = news.popleft()
+            job = advanced.get(job_id) or self._jobs.get(job_id) or newborn
             if job is None:
                 continue
-            stepped = _advanced(job, told.event)
+            stepped = _advanced(job, event)
             if stepped is None:
                 continue
             step, rows[job_id] = stepped
             advanced[job_id] = step.job
             notes.setdefault(job_id, []).extend(step.notes)
+            news.extend(self._relations.following(job, step.job, event))
         changed = {
-            job_id: job for job_id, job in advanced.items() if job != self._jobs[job_id] or notes[job_id]
+            job_id: job for job_id, job in advanced.items() if job != self._jobs.get(job_id) or notes[job_id]
         }
         if changed:
-            changes = [Change(rows[job_id], tuple(notes[job_id])) for job_id in changed]
+            changes = [
+                Change(rows[job_id], tuple(notes[job_id]), new=job_id not in self._jobs) for job_id in changed
+            ]
             if not any(told.asked for told in batch):
                 await self._save(changes)
             elif (error := await self._try_to_save(changes)) is not None:
                 self._refuse_asked(error)
                 return
         for job_id, job in changed.items():
-            if job.since != self._jobs[job_id].since:
+            before = self._jobs.get(job_id)
+            if before is None:
+                self._relations.add(job)
+            if before is None or job.since != before.since:
                 self._lags[job_id] = max(0.0, self._clock() - job.since)
             self._jobs[job_id] = job
             self._note_limit(job)
             self._duties.keep(job)
             if job.state.terminal:
                 self._forget(job)
-            if job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
+            if job.is_array or job.state in (JobState.QUEUED, JobState.STOPPING) or job.state.terminal:
                 self.look.set()
         for told in batch:
             if told.stored is not None and not told.stored.done():
@@ -309,6 +359,7 @@ class Ledger:
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.id]
+        self._relations.remove(job)
         self._secrets.pop(job.id, None)
         self._lags.pop(job.id, None)
         self._limits.pop(job.id, None)

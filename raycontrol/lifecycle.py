@@ -22,10 +22,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from raycontrol import attempts, transports, verdicts, wishes
+from raycontrol import arrays, attempts, dependencies, transports, verdicts, wishes
 from raycontrol.demands import BROKEN_S, PLACING_S, deadline, duties
 from raycontrol.errors import PlanError
 from raycontrol.events import (
+    AwaitedEnded,
     Command,
     Held,
     InstanceClosed,
@@ -89,13 +90,15 @@ def advance(job: Job, event: JobEvent) -> Step:
     notes: list[Note] = []
     after = job
     about: str | None = getattr(event, "instance", None)
-    changed = _HANDLERS[type(event)](job, event)
+    handlers, settle = (arrays.HANDLERS, arrays.settle) if job.is_array else (_HANDLERS, _settle)
+    handler = handlers.get(type(event))
+    changed = None if handler is None else handler(job, event)
     while changed is not None:
         after, message = changed
         if message:
             notes.append(_note(after, event, message, about))
         about = None  # what follows by itself concerns the whole job
-        changed = _settle(after, event.at)
+        changed = settle(after, event.at)
     known = set(duties(job))
     return Step(after, tuple(command for command in duties(after) if command not in known), tuple(notes))
 
@@ -104,7 +107,7 @@ def advance(job: Job, event: JobEvent) -> Step:
 
 
 def _chosen(job: Job, event: NodesChosen) -> Change:
-    if job.state is not JobState.QUEUED or job.held is not None:
+    if job.state is not JobState.QUEUED or job.held is not None or dependencies.open_conditions(job):
         return None
     instances = tuple(
         Instance(member.name, member.group, member.role, member.index, room.node_id, room.node_name, room.ip)
@@ -336,6 +339,7 @@ _HANDLERS: dict[type, Callable[..., Change]] = {
     Suspended: wishes.suspended,
     Preempted: wishes.preempted,
     PriorityChanged: wishes.priority_changed,
+    AwaitedEnded: dependencies.ended,
     TimePassed: _time_passed,
 }
 
@@ -345,6 +349,8 @@ _HANDLERS: dict[type, Callable[..., Change]] = {
 
 def _settle(job: Job, at: float) -> Change:
     match job.state:
+        case JobState.QUEUED if (verdict := dependencies.failure(job)) is not None:
+            return stop(job, at, verdict, because=verdict.summary)
         case JobState.PREPARING if all(item.facts for item in job.instances):
             return _begin(job, at)
         case JobState.STARTING if all(item.passed >= job.stage for item in job.instances):

@@ -28,13 +28,20 @@ class LogView:
         group: str | None,
         prefix: bool,
         attempt: int | None = None,
+        prefixed: str | None = None,
     ) -> None:
+        """``prefixed`` stands before every line instead of an instance's name."""
         self._reader = reader
         self._job_id = job_id
         self._instance = instance
         self._group = group
         self._shown: tuple[str, ...] | None = None
         self._prefix = prefix
+        self._prefixed = prefixed
+        self.ended = False
+        """Whether there is nothing to come any more."""
+        self.behind = False
+        """Whether the last turn has read something of what may have more."""
         self._alone = attempt is not None
         self._offsets: dict[str, int] = {}
         self._splitters: dict[str, LineSplitter] = {}
@@ -61,18 +68,24 @@ class LogView:
 
     def follow(self) -> Iterator[str]:
         """Yield lines as they come, until the job (or the one attempt) has ended and everything was read."""
-        while True:
-            info = self._look()
-            ended = info.over or info.attempt > self._attempt
-            before = dict(self._offsets)
-            yield from self._read(0.0 if ended else POLL_S)
-            if not ended or before != self._offsets:
-                continue
-            yield from self._close()
-            if self._alone or info.attempt == self._attempt:
-                return
+        while not self.ended:
+            yield from self.turn(POLL_S)
+
+    def turn(self, timeout_s: float) -> Iterator[str]:
+        """Yield what there is now; where there is nothing yet, wait for it. Sets ``ended`` and ``behind``."""
+        info = self._look()
+        attempt_ended = info.over or info.attempt > self._attempt
+        before = dict(self._offsets)
+        yield from self._read(0.0 if attempt_ended else timeout_s)
+        self.behind = before != self._offsets
+        if not attempt_ended or self.behind:
+            return
+        yield from self._close()
+        self.ended = self._alone or info.attempt == self._attempt
+        if not self.ended:
             self._attempt += 1
             self._offsets, self._splitters = {}, {}
+            self.behind = True
 
     def _look(self) -> JobInfo:
         info = self._reader.info(self._job_id)
@@ -93,7 +106,8 @@ class LogView:
         for name, data in sorted(news.items()):
             self._offsets[name] = self._offsets.get(name, 0) + len(data)
             if name not in self._splitters:
-                self._splitters[name] = LineSplitter(f"{name} | " if self._prefix else "")
+                own = f"{name} | " if self._prefix else ""
+                self._splitters[name] = LineSplitter(own if self._prefixed is None else self._prefixed)
             yield from self._splitters[name].feed(data)
 
     def _close(self) -> Iterator[str]:

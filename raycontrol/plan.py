@@ -17,12 +17,16 @@ from raycontrol.status import Word
 
 @dataclass(frozen=True)
 class Brief:
-    """Which try of which job a plan is for; ``attempt_id`` marks every process of it."""
+    """Which try of which job a plan is for; ``attempt_id`` marks every process of it.
+
+    ``array_index``: the job is this member of an array.
+    """
 
     job_id: str
     job_name: str
     attempt: int
     attempt_id: str
+    array_index: str | None = None
 
 
 @dataclass(frozen=True)

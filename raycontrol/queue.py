@@ -198,6 +198,8 @@ class _Pass:
     def _aside(self, item: Waiting) -> KeepWaiting | None:
         if item.held is not None:
             return KeepWaiting(item.job_id, Wait.HELD, item.held)
+        if item.awaits is not None:
+            return KeepWaiting(item.job_id, Wait.AFTER, item.awaits)
         lacking = self._capacity.lacks(item)
         if lacking is None and self._rules.limited:
             lacking = self._free.usage.never_allows(item)

@@ -10,15 +10,17 @@ from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
+from raycontrol.arrayspec import array_of, index_of
 from raycontrol.placement import Assignment, demand, hardest
 from raycontrol.spec import JobSpec, Member, members
 from raycontrol.status import Policy, Word
 
 
 class Wait(Word):
-    """Why a job waits. By the first three it stands aside: nobody waits behind it."""
+    """Why a job waits. By the first four it stands aside: nobody waits behind it."""
 
     HELD = "HELD"
+    AFTER = "AFTER"
     INFEASIBLE = "INFEASIBLE"
     USER_LIMIT = "USER_LIMIT"
     LIMIT = "LIMIT"
@@ -99,7 +101,7 @@ class QueueJob:
 
 @dataclass(frozen=True)
 class Waiting(QueueJob):
-    """A job in the queue; ``held`` says who wants it to wait. It is not placed on the nodes with the ids ``avoided``,
+    """A job in the queue; ``held`` says who wants it to wait, ``awaits`` for which other jobs it does. It is not placed on the nodes with the ids ``avoided``,
     if the cluster, empty, could run it without them.
     """
 
@@ -107,6 +109,7 @@ class Waiting(QueueJob):
     user: str = ""
     held: str | None = None
     avoided: frozenset[str] = frozenset()
+    awaits: str | None = None
 
     @cached_property
     def shape(self) -> str:
@@ -116,7 +119,7 @@ class Waiting(QueueJob):
     @cached_property
     def alike(self) -> str:
         """What an answer to the job depends on, in one moment of a pass; a text, as ``shape`` is."""
-        return f"{self.spec.priority} {self.shape} {self.held!r}"
+        return f"{self.spec.priority} {self.shape} {self.held!r} {self.awaits!r}"
 
     @cached_property
     def alike_of_user(self) -> str:
@@ -124,9 +127,12 @@ class Waiting(QueueJob):
         return f"{self.alike} {self.user!r}"
 
     @cached_property
-    def turn(self) -> tuple[int, float, str]:
-        """What the order of the queue goes by."""
-        return self.spec.priority, self.submitted_at, self.job_id
+    def turn(self) -> tuple[int, float, str, int]:
+        """What the order of the queue goes by; members of one array go by their indices."""
+        array_id = array_of(self.job_id)
+        if array_id is None:
+            return self.spec.priority, self.submitted_at, self.job_id, 0
+        return self.spec.priority, self.submitted_at, array_id, index_of(self.job_id)
 
     def work_out(self) -> None:
         """Work out all that a pass asks of the job; raises whatever comes of a spec that cannot be understood."""

@@ -11,7 +11,7 @@ from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.job import Submission
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState, Metrics, QueueEntry, Wish
+from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Metrics, QueueEntry, Wish
 
 T = TypeVar("T")
 
@@ -36,6 +36,9 @@ class Reader(Protocol):
         before: tuple[float, str] | None = None,
     ) -> list[JobInfo]:
         """Return jobs, newest first; see ``Store.jobs``."""
+
+    def members(self, job_id: str) -> list[MemberInfo]:
+        """Return the members of an array by their indices; raises JobNotFound, and UsageError for another job."""
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         """Return events after ``after``; wait up to ``timeout_s`` for the first."""
@@ -162,6 +165,9 @@ class ClusterDoor:
     ) -> list[JobInfo]:
         query = {"labels": labels, "text": text, "before": before}
         return self._ask(self._controller.jobs.remote(states, user, limit, **query))  # type: ignore[no-any-return]
+
+    def members(self, job_id: str) -> list[MemberInfo]:
+        return self._ask(self._controller.members.remote(job_id))  # type: ignore[no-any-return]
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         return self._ask(self._controller.events.remote(job_id, after, timeout_s))  # type: ignore[no-any-return]

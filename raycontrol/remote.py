@@ -23,7 +23,7 @@ from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.httpcalls import Call, HttpCalls, about, as_json, given, segment
 from raycontrol.job import Submission
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, JobInfo, JobState, QueueEntry, Wish
+from raycontrol.status import Event, JobInfo, JobState, MemberInfo, QueueEntry, Wish
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class MadeToken(BaseModel):
 
 JOB = TypeAdapter(JobInfo)
 PAGE = TypeAdapter(JobPage)
+MEMBERS = TypeAdapter(list[MemberInfo])
 EVENTS = TypeAdapter(list[Event])
 QUEUE = TypeAdapter(list[QueueEntry])
 NODES = TypeAdapter(list[NodeInfo])
@@ -123,6 +124,9 @@ class HttpDoor:
             if page.next is None or page.next == after or not page.jobs:
                 return  # a page that leads nowhere is the last one, whatever the server says
             after = page.next
+
+    def members(self, job_id: str) -> list[MemberInfo]:
+        return self._calls.read(MEMBERS, about(job_id, "GET", "/members"))
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         wait_s = min(timeout_s, LONG_POLL_MAX_S)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from raycontrol.arrayspec import array_of
 from raycontrol.status import JobInfo
 
 DAY_S = 86_400.0
@@ -25,6 +27,7 @@ def expired(
     rest until what finished jobs keep is within ``keep_gib``. ``sizes`` is in bytes by job id. An abandoned job
     counts as finished when it was submitted.
     """
+    sizes = _by_array(sizes)
     finished = sorted((job for job in jobs if job.ended_at is not None or job.abandoned), key=_end)
     kept = sum(sizes.get(job.id, 0) for job in finished)
     doomed = []
@@ -34,6 +37,14 @@ def expired(
             doomed.append(job.id)
             kept -= sizes.get(job.id, 0)
     return doomed
+
+
+def _by_array(sizes: Mapping[str, int]) -> Counter[str]:
+    """Count what the members of an array keep as their array's."""
+    together: Counter[str] = Counter()
+    for job_id, size in sizes.items():
+        together[array_of(job_id) or job_id] += size
+    return together
 
 
 def _end(job: JobInfo) -> float:

@@ -46,6 +46,7 @@ ENDS: Mapping[Reason, Ending] = {
     Reason.START_TIMEOUT: Ending(Outcome.FAILED, Budget.INFRASTRUCTURE),
     Reason.PLAN_FAILED: Ending(Outcome.FAILED),
     Reason.QUEUE_TIMEOUT: Ending(Outcome.FAILED),
+    Reason.DEPENDENCY_FAILED: Ending(Outcome.FAILED),
     Reason.RUN_TIMEOUT: Ending(Outcome.FAILED),
     Reason.STOP_REQUESTED: Ending(Outcome.STOPPED, after=JobState.STOPPED),
     Reason.SUSPENDED: Ending(Outcome.STOPPED, after=JobState.QUEUED),

@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from raycontrol import placement, queue
+from raycontrol import arrayqueue, arrays, dependencies, placement, queue
+from raycontrol.arrayspec import array_of, index_of
 from raycontrol.duties import Cluster
 from raycontrol.errors import UsageError
-from raycontrol.events import JobEvent, NodesChosen, PlacementDeferred, Preempted
+from raycontrol.events import JobEvent, MemberChosen, NodesChosen, PlacementDeferred, Preempted
 from raycontrol.job import FENCE_S, Job
 from raycontrol.ledger import Ledger
 from raycontrol.status import JobState
@@ -45,18 +46,26 @@ class Scheduler:
         self._pass_s = 0.0
         self._waits: dict[str, queue.KeepWaiting] = {}
         self._told: dict[str, queue.Wait] = {}  # of what kind the reason is that the store has
+        self._known_fresh: dict[str, queue.Waiting] = {}
+        self._first_of: dict[str, str] = {}
+        """By array the first of its members that have not begun, as long as they stand in the queue."""
         # What the queue works out of a job's spec, it remembers in these.
         self._known_waiting: dict[str, tuple[Job, queue.Waiting | None]] = {}
         self._known_running: dict[str, tuple[Job, queue.Running | None]] = {}
 
     def in_order(self) -> list[Job]:
-        """Return the waiting jobs, in the order in which they are decided upon."""
-        return [self._ledger.jobs[entry.job_id] for entry in queue.in_order(self._waiting())]
+        """Return the waiting jobs, in the order in which they are decided upon; an array stands where its first member does."""
+        waiting = dict.fromkeys(self._owner(entry.job_id) for entry in queue.in_order(self._waiting()))
+        return [self._ledger.jobs[job_id] for job_id in waiting]
+
+    def _owner(self, job_id: str) -> str:
+        """Return the id of an entry's job, which is its array's for a member that has not begun."""
+        return job_id if job_id in self._ledger.jobs else array_of(job_id) or job_id
 
     def why(self, job: Job) -> str | None:
         """Return what the job waits for, as the queue saw it last: the store has it only as it was when its kind changed."""
-        found = self._waits.get(job.id)
-        if job.state is not JobState.QUEUED or job.held is not None or found is None:
+        found = self._waits.get(self._first_of.get(job.id, job.id))
+        if not (job.state is JobState.QUEUED or job.is_array) or job.held is not None or found is None:
             return job.pending
         return found.text
 
@@ -80,11 +89,34 @@ class Scheduler:
     def _waiting(self) -> list[queue.Waiting]:
         known, now = self._known_waiting, self._clock()
         self._known_waiting = {
-            job.id: _as_before(job, known.get(job.id)) or (job, _waiting(job, known.get(job.id), now))
+            job.id: _as_before(job, known.get(job.id)) or (job, self._seen(job, known.get(job.id), now))
             for job in self._ledger.jobs.values()
             if job.state is JobState.QUEUED
         }
-        return [waiting for _, waiting in self._known_waiting.values() if waiting is not None]
+        waiting = {job_id: one for job_id, (_, one) in self._known_waiting.items() if one is not None}
+        self._put_members_in(waiting)
+        return list(waiting.values())
+
+    def _seen(
+        self, job: Job, known: tuple[Job, queue.Waiting | None] | None, now: float
+    ) -> queue.Waiting | None:
+        return _waiting(job, known, now, dependencies.why(job, self._ledger.state_of))
+
+    def _put_members_in(self, waiting: dict[str, queue.Waiting]) -> None:
+        """Let members of arrays that have not begun stand in their array's place."""
+        known, self._known_fresh, self._first_of = self._known_fresh, {}, {}
+        for array in [job for job in self._ledger.jobs.values() if job.is_array]:
+            if array.id in waiting and not arrays.may_begin(array):
+                continue  # it stands there itself
+            waiting.pop(array.id, None)
+            members = self._ledger.members_of(array.id)
+            back = [waiting[member.id] for member in members if member.id in waiting]
+            found = {one.job_id: one for one in arrayqueue.entries(array, members, back, known)}
+            fresh = {job_id: one for job_id, one in found.items() if job_id not in self._ledger.jobs}
+            if fresh:
+                self._first_of[array.id] = next(iter(fresh))
+            self._known_fresh.update(fresh)
+            waiting.update(found)
 
     def _running(self) -> list[queue.Running]:
         known, jobs = self._known_running, [job for job in self._ledger.jobs.values() if job.instances]
@@ -106,15 +138,16 @@ class Scheduler:
         for decision in decisions:
             match decision:
                 case queue.PlaceNow(job_id, assignments):
-                    told.append((job_id, NodesChosen(now, assignments, self._fence_s)))
+                    told.append(self._placed(job_id, assignments, now))
                 case queue.Preempt(job_id, for_job):
                     told.append((job_id, Preempted(now, for_job)))
-        told += [(one.job_id, PlacementDeferred(now, one.text)) for one in self._news()]
+        told += [(self._owner(one.job_id), PlacementDeferred(now, one.text)) for one in self._news()]
         await asyncio.gather(*(self._ledger.tell(job_id, event) for job_id, event in told))
 
     def _news(self) -> list[queue.KeepWaiting]:
         """Return the reasons that the store shall have, some at a time: what else there is to tell must not wait for them."""
-        news = [one for one in self._waits.values() if self._is_news(one)]
+        told_of = {*self._ledger.jobs, *self._first_of.values()}
+        news = [one for one in self._waits.values() if one.job_id in told_of and self._is_news(one)]
         later = {one.job_id for one in news[NEWS_AT_ONCE:]}
         if later:
             self._ledger.look.set()
@@ -124,6 +157,14 @@ class Scheduler:
             **before,
         }
         return news[:NEWS_AT_ONCE]
+
+    def _placed(
+        self, job_id: str, rooms: tuple[placement.Assignment, ...], now: float
+    ) -> tuple[str, JobEvent]:
+        owner = self._owner(job_id)
+        if owner == job_id:
+            return owner, NodesChosen(now, rooms, self._fence_s)
+        return owner, MemberChosen(now, index_of(job_id), rooms, self._fence_s)
 
     def _look_at_settings(self) -> None:
         """Follow the settings; while they are wrong, those that were right last hold: jobs wait for a decision."""
@@ -139,7 +180,7 @@ class Scheduler:
             return False
         known = self._told.get(wait.job_id)
         if known is None:  # an earlier controller may have told it
-            job = self._ledger.jobs.get(wait.job_id)
+            job = self._ledger.jobs.get(self._owner(wait.job_id))
             return job is not None and job.pending is None
         return known is not wait.kind
 
@@ -150,18 +191,25 @@ def _as_before(
     """Return what is known of the job if it is as it was, and no moment is to come that changes it."""
     if known is None or known[0] is not job:
         return None
-    return known if job.waits_until is None or known[1] is None else None
+    settled = job.waits_until is None and not dependencies.open_conditions(job)
+    return known if settled or known[1] is None else None
 
 
-def _waiting(job: Job, known: tuple[Job, queue.Waiting | None] | None, now: float) -> queue.Waiting | None:
+def _waiting(
+    job: Job, known: tuple[Job, queue.Waiting | None] | None, now: float, awaits: str | None
+) -> queue.Waiting | None:
     """Return the job as the queue sees it: the one it has seen before, while nothing of that has changed. None, and a line
     in the log, where its spec cannot be understood: one that an older version took in must not keep all others waiting."""
     try:
         held, avoided = _held_back(job, now), frozenset(job.avoided)
         seen = known[1] if known is not None else None
-        if seen is not None and seen.spec is job.spec and (seen.held, seen.avoided) == (held, avoided):
+        if (
+            seen is not None
+            and seen.spec is job.spec
+            and (seen.held, seen.avoided, seen.awaits) == (held, avoided, awaits)
+        ):
             return seen
-        waiting = queue.Waiting(job.id, job.spec, job.submitted_at, job.user, held, avoided)
+        waiting = queue.Waiting(job.id, job.spec, job.submitted_at, job.user, held, avoided, awaits)
         waiting.work_out()
         return waiting
     except Exception:

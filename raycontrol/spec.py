@@ -22,6 +22,9 @@ from raycontrol.specparts import (
     MAX_INSTANCES,
     RESERVED,
     SINGLE_ROLE,
+    After,
+    Array,
+    ArrayField,
     Bool,
     Command,
     Env,
@@ -60,6 +63,8 @@ from raycontrol.specparts import (
 __all__ = [
     "LAUNCHERS",
     "RESERVED",
+    "After",
+    "Array",
     "Group",
     "GroupResources",
     "JobSpec",
@@ -133,6 +138,10 @@ class JobSpec(Part):
     """Whether a job that has failed is tried again."""
     valid_exit_codes: ValidCodes = (0,)
     """Exit codes of the start command that count as success, such as [0, "3-5"]."""
+    after: After = After()
+    """Jobs whose ends it waits for before it can start: {ok: [id]}, {failed: [id]}, {any: [id]}."""
+    array: ArrayField | None = None
+    """One job with many members: 0-99%8, or {indices: 0-99, parallel: 8, fail_fast: true}. Mode ddp, one instance each."""
     pipefail: Bool = True
     """A pipeline fails if any of its commands does (bash -o pipefail)."""
     labels: dict[LabelName, LabelValue] = Field(default_factory=dict)

@@ -27,6 +27,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from raycontrol import presets
+from raycontrol.arrayspec import MOST_MEMBERS, indices_of
+from raycontrol.arrayspec import RULE as INDICES_RULE
 from raycontrol.errors import SpecError
 from raycontrol.specfaults import LINE, WORDS, faults_of, problems_of
 from raycontrol.status import Word
@@ -402,6 +404,65 @@ class Retry(Part):
     """Which exit codes of the program are tried again."""
     backoff_s: Annotated[Number, Field(ge=0)] = 0
     """Seconds before the first retry, twice as many before each further one, 600 at most; 0: at once, on the same nodes where they are sound."""
+
+
+MOST_AWAITED = 1000
+AwaitedJob = Annotated[
+    Text,
+    _rule(re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z").match, "must be the id of a job"),
+]
+AwaitedJobs = Annotated[tuple[AwaitedJob, ...], Field(max_length=MOST_AWAITED)]
+
+
+class After(Part):
+    """Other jobs whose ends the job waits for, by their ids; all of it must come."""
+
+    ok: AwaitedJobs = ()
+    """These have succeeded."""
+    any: AwaitedJobs = ()
+    """These have ended, however."""
+    failed: AwaitedJobs = ()
+    """These have failed; one that was stopped has not."""
+
+
+def _is_indices(text: str) -> bool:
+    try:
+        return bool(indices_of(text))
+    except ValueError:
+        return False
+
+
+class Array(Part):
+    """One job with many members, each a job of one instance that is started when there is room for it."""
+
+    indices: Annotated[
+        Text,
+        BeforeValidator(lambda one: str(one) if isinstance(one, int) and not isinstance(one, bool) else one),
+        _rule(_is_indices, INDICES_RULE),
+        WithJsonSchema({"type": ["string", "integer"]}),
+    ]
+    """The members' indices, as Slurm writes them: 0-99, or 0-15:4,20."""
+    parallel: Annotated[Whole, Field(ge=1, le=MOST_MEMBERS)] | None = None
+    """So many members at most have nodes at a time; by default as many as there is room for."""
+    fail_fast: Bool = False
+    """Once a member has failed, its further attempts included, stop the others and begin no more."""
+
+
+def _array(value: Any) -> Any:
+    """``array: 0-99%8`` is short for ``array: {indices: 0-99, parallel: 8}``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"indices": value}
+    if not isinstance(value, str | Mapping | Array):
+        raise PydanticCustomError("rule", "{rule}", {"rule": "must be indices such as 0-99%8, or a mapping"})
+    if not isinstance(value, str):
+        return value
+    indices, percent, parallel = value.partition("%")
+    if not percent:
+        return {"indices": indices}
+    return {"indices": indices, "parallel": int(parallel) if parallel.isdecimal() else parallel}
+
+
+ArrayField = Annotated[Array, BeforeValidator(_array, json_schema_input_type=str | int | Array)]
 
 
 class Rdma(Part):

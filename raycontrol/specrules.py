@@ -72,7 +72,7 @@ def checked(
 def _written(data: Mapping[Any, Any]) -> dict[Any, Any]:
     """``data`` without what is null (a field with nothing after its colon was not given; an empty group is a group)."""
     fields = {key: value for key, value in data.items() if value is not None}
-    for part in ("resources", "timeouts", "ray", "rdma"):
+    for part in ("resources", "timeouts", "ray", "rdma", "after", "array"):
         if isinstance(fields.get(part), dict):
             fields[part] = {key: value for key, value in fields[part].items() if value is not None}
     groups = fields.get("groups")
@@ -155,12 +155,15 @@ class _Sum:
         yield from self._slots()
         yield from self._secrets()
         yield from self._exit_codes()
+        yield from self._after()
         if self._known("mode") and self._known("run_on"):
             yield from self._run_on()
         if self._known("mode"):
             yield from self._of_one_mode()
         if self._known("mode") and self._spec.mode is Mode.RAY:
             yield from self._ray_resources()
+        if self._known("mode") and self._spec.array is not None:
+            yield from self._array()
         if self._known("rdma") and self._spec.rdma.when is When.ON:
             yield from self._rdma_on()
 
@@ -302,6 +305,24 @@ class _Sum:
                 if code in valid:
                     path = ("retry", "exit_codes", field)
                     yield Problem(path, f"must not name {code}, which is among `valid_exit_codes`")
+
+    def _array(self) -> Iterator[Problem]:
+        if self._spec.mode is not Mode.DDP:
+            yield Problem(("array",), f"is for mode ddp only, not {self._spec.mode}")
+        elif sum(group.count for group in self._groups.values()) > 1:
+            rule = (
+                "must have one instance for each member: leave `nodes` out; a gang can be submitted in a loop"
+            )
+            yield Problem(("array",), rule)
+
+    def _after(self) -> Iterator[Problem]:
+        """A job that is to succeed and to fail is a mistake, and so is one that is named twice."""
+        seen: set[str] = set()
+        for field in ("ok", "any", "failed"):
+            for job_id in getattr(self._spec.after, field):
+                if job_id in seen:
+                    yield Problem(("after", field), f"must not name {job_id}, which is named already")
+                seen.add(job_id)
 
     def _envs(self) -> dict[Keys, Mapping[str, str | None]]:
         groups: dict[Keys, Mapping[str, str | None]] = {

@@ -79,6 +79,7 @@ class Reason(Word):
     HELD = "HELD"
     SUSPENDED = "SUSPENDED"
     PREEMPTED = "PREEMPTED"
+    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
 
 
 class Model(BaseModel):
@@ -147,12 +148,43 @@ class InstanceInfo(Model):
     variables: dict[str, Variable] = Field(default_factory=dict)
 
 
+class ArrayInfo(Model):
+    """How far an array is: so many of its members have begun, live (begun and not ended), and have ended how."""
+
+    indices: str
+    parallel: int | None = None
+    fail_fast: bool = False
+    members: int
+    begun: int = 0
+    living: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    stopped: int = 0
+
+
+class MemberInfo(Model):
+    """One member of an array. ``id`` is that of its job, None as long as it has not begun (then ``state`` is QUEUED; STOPPED
+    when its array has ended). The rest is as in a job; ``node`` is its current or last one.
+    """
+
+    index: int
+    id: str | None = None
+    state: JobState
+    reason: Reason
+    attempt: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    node: str | None = None
+    summary: str | None = None
+
+
 class JobInfo(Model):
     """One job as every surface shows it. Times are seconds since the epoch; ``attempt`` counts from 0.
 
     ``exit_code`` is the code of the job's start command, also where another than 0 is a success; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
     not ended and nobody is left to end it. ``outputs`` is a folder on the head, None while nothing was collected.
+    ``index`` is that of a member of an array, ``array`` how far one is.
     ``attempts`` are those that have ended, the last 20. ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
     """
 
@@ -177,6 +209,8 @@ class JobInfo(Model):
     rdma: str | None = None
     abandoned: bool = False
     attempts: tuple[AttemptInfo, ...] = ()
+    index: int | None = None
+    array: ArrayInfo | None = None
 
     @property
     def over(self) -> bool:

@@ -16,13 +16,14 @@ from sqlalchemy import ColumnElement, bindparam, case, delete, func, insert, or_
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from raycontrol import accessrows, flocks, metricrows
+from raycontrol import accessrows, flocks, memberrows, metricrows
 from raycontrol import leases as _leases
 from raycontrol.accessrows import AccessRows, Belongings
+from raycontrol.arrayspec import MARK, array_of
 from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs, removed
 from raycontrol.errors import IdTaken, JobIsThere, StoreError, StoreRefused
 from raycontrol.leases import Lease, LeaseRow
-from raycontrol.status import Event, JobState, Metrics, Note
+from raycontrol.status import Event, JobState, MemberInfo, Metrics, Note
 
 __all__ = ["Change", "JobRow", "Lease", "LeaseRow", "New", "Store"]
 
@@ -66,10 +67,11 @@ class New:
 
 @dataclass(frozen=True)
 class Change:
-    """A job as it is now, and what is to be told about how it came there."""
+    """A job as it is now, and what is to be told about how it came there; ``new``: it was not in the store yet."""
 
     row: JobRow
     notes: tuple[Note, ...] = ()
+    new: bool = False
 
 
 class Store:
@@ -157,8 +159,7 @@ class Store:
             ended = [change.row.id for change in changes if change.row.state.terminal]
             had_secrets = accessrows.have_secrets(connection, ended)
             for change in changes:
-                _check(connection, change.row)
-                connection.execute(_UPDATE_JOB, {"job_id": change.row.id, **_columns(change.row)})
+                _put(connection, change)
                 told += [_tell(connection, change.row.id, note) for note in change.notes]
         if had_secrets:
             self._database.empty_log()
@@ -169,11 +170,25 @@ class Store:
             found = connection.execute(_JOB, {"job_id": job_id}).one_or_none()
         return _row(found._mapping) if found is not None else None
 
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        """The states of those of these jobs that are there, of whatever cluster."""
+        with self._database.reading() as connection:
+            found = [
+                connection.execute(select(jobs.c.id, jobs.c.state).where(jobs.c.id == job_id)).one_or_none()
+                for job_id in job_ids
+            ]
+        return {row.id: JobState(row.state) for row in found if row is not None}
+
     def find(self, prefix: str) -> list[str]:
-        """The ids that begin with ``prefix``, at most 100; only that id where one is the whole of it."""
+        """The ids that begin with ``prefix``, at most 100; only that id where one is the whole of it.
+
+        Members of arrays are found by their array's whole id alone.
+        """
         begins = select(jobs.c.id).where(
             jobs.c.id >= prefix, func.substr(jobs.c.id, 1, len(prefix)) == prefix
         )
+        if MARK not in prefix:
+            begins = begins.where(_is_no_member())
         with self._database.reading() as connection:
             ids = list(connection.execute(begins.order_by(jobs.c.id).limit(100)).scalars())
         return [prefix] if prefix in ids else ids
@@ -189,12 +204,13 @@ class Store:
         labels: Mapping[str, str] | None = None,
         text: str | None = None,
     ) -> list[JobRow]:
-        """Jobs, newest first. For the next page, ``before`` is the last row's ``(submitted_at, id)``.
+        """Jobs, newest first, without members of arrays. For the next page, ``before`` is the last row's ``(submitted_at, id)``.
 
         ``labels`` are those that a job must have, with these values; ``text`` is a part of its id or name, in small or
         capital letters. Both are looked for in SQL.
         """
-        query = select(jobs).order_by(jobs.c.submitted_at.desc(), jobs.c.id.desc()).limit(limit)
+        newest = select(jobs).order_by(jobs.c.submitted_at.desc(), jobs.c.id.desc())
+        query = newest.where(_is_no_member()).limit(limit)
         if cluster is not None:
             query = query.where(jobs.c.cluster == cluster)
         if states is not None:
@@ -209,6 +225,19 @@ class Store:
             query = query.where(or_(_contains(jobs.c.id, text), _contains(jobs.c.name, text)))
         with self._database.reading() as connection:
             return [_row(found._mapping) for found in connection.execute(query)]
+
+    def members(self, array_id: str) -> list[MemberInfo]:
+        """The members of an array that have begun, in the order of their indices."""
+        return memberrows.read(self._database, array_id)
+
+    def with_members(self, job_ids: Iterable[str]) -> list[str]:
+        """These jobs, without members of arrays, which go with their array and not before; and all of theirs."""
+        wanted = [
+            job_id
+            for job_id in job_ids
+            if array_of(job_id) is None or self.job(str(array_of(job_id))) is None
+        ]
+        return [*wanted, *(str(one.id) for job_id in wanted for one in self.members(job_id))]
 
     def packages(self) -> set[str]:
         """The packages of all jobs, also of those that this version cannot read whole."""
@@ -303,6 +332,14 @@ def _insert(connection: Connection, new: Sequence[New]) -> None:
         raise JobIsThere(f"job {ids} is already in the store; choose another id") from None
 
 
+def _put(connection: Connection, change: Change) -> None:
+    if change.new:
+        connection.execute(_INSERT_JOB, _columns(change.row))
+        return
+    _check(connection, change.row)
+    connection.execute(_UPDATE_JOB, {"job_id": change.row.id, **_columns(change.row)})
+
+
 def _check(connection: Connection, row: JobRow) -> None:
     """What a change must find. The schema's trigger holds the last rule against every other writer too."""
     stored = connection.execute(_JOB, {"job_id": row.id}).one_or_none()
@@ -312,6 +349,10 @@ def _check(connection: Connection, row: JobRow) -> None:
         raise StoreRefused(f"job {row.id!r} belongs to cluster {stored.cluster!r}, not to {row.cluster!r}")
     if JobState(stored.state).terminal:
         raise StoreRefused(f"job {row.id!r} has ended as {stored.state}; a terminal state never changes")
+
+
+def _is_no_member() -> ColumnElement[bool]:
+    return func.instr(jobs.c.id, MARK) == 0
 
 
 def _has_label(name: str, value: str) -> ColumnElement[bool]:

@@ -11,9 +11,9 @@ from raycontrol.access import Identity
 from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
 from raycontrol.hardware import InstanceUsage
-from raycontrol.jobrows import read_info, read_infos
+from raycontrol.jobrows import members_of, read_info, read_infos
 from raycontrol.readers import ClusterDoor, completed
-from raycontrol.status import Event, JobInfo, JobState
+from raycontrol.status import Event, JobInfo, JobState, MemberInfo
 from raycontrol.store import JobRow, Store
 
 POLL_S = 0.2
@@ -55,6 +55,11 @@ class StoreReader:
             states=states, user=user, limit=limit, labels=labels, text=text, before=before
         )
         return read_infos(found, self._store)
+
+    def members(self, job_id: str) -> list[MemberInfo]:
+        if self._store is None:
+            raise JobNotFound(job_id)
+        return members_of(self._store, job_id)
 
     def events(self, job_id: str, after: int, timeout_s: float) -> list[Event]:
         row = self._row(job_id)
@@ -109,9 +114,10 @@ class StoreReader:
     def prune(self, job_ids: Sequence[str]) -> None:
         if self._store is None:
             return
-        for job_id in job_ids:
+        doomed = self._store.with_members(job_ids)
+        for job_id in doomed:
             completed(self._archive.remove_job(job_id))
-        self._store.remove(job_ids)
+        self._store.remove(doomed)
         completed(self._archive.remove_packages(self._store.packages()))
 
     @property

@@ -15,7 +15,16 @@ from typing import Any
 from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeInfo
-from raycontrol.status import Event, InstanceInfo, InstanceState, JobInfo, JobState, QueueEntry, Reason
+from raycontrol.status import (
+    Event,
+    InstanceInfo,
+    InstanceState,
+    JobInfo,
+    JobState,
+    MemberInfo,
+    QueueEntry,
+    Reason,
+)
 
 SUBMITTED_AT = 1_700_000_000.0
 
@@ -56,6 +65,7 @@ class FakeJob:
         self._usage: dict[str, tuple[InstanceUsage, ...]] = {}
         self._changed = threading.Condition()
         self.wishes: list[str] = []
+        self.jobs_of_members: dict[int, FakeJob] = {}
 
     def becomes(
         self,
@@ -108,6 +118,21 @@ class FakeJob:
 
     def info(self) -> JobInfo:
         return self._info
+
+    def members(self) -> list[MemberInfo]:
+        return [
+            MemberInfo(
+                index=index,
+                id=job.id,
+                state=job.info().state,
+                reason=job.info().reason,
+                exit_code=job.info().exit_code,
+            )
+            for index, job in self.jobs_of_members.items()
+        ]
+
+    def member(self, index: int) -> FakeJob:
+        return self.jobs_of_members[index]
 
     def events(self, after: int = 0) -> list[Event]:
         return [event for event in self._events if event.seq > after]

@@ -18,7 +18,7 @@ from raycontrol.errors import RaycontrolError, UsageError
 if TYPE_CHECKING:
     from raycontrol.client import Client, JobHandle
     from raycontrol.hardware import InstanceUsage
-    from raycontrol.status import Event, JobInfo, JobState
+    from raycontrol.status import Event, JobInfo, JobState, MemberInfo
 
 FINISHED_SHOWN = 20
 _PREFIX = re.compile(r"(?P<instance>\S+) \| (?P<line>.*)", re.DOTALL)
@@ -99,22 +99,38 @@ def get(
     Examples:
       raycontrol get digits-ab12cd
       raycontrol get digits --json | jq .verdict
+      raycontrol get sweep-ab12cde --json | jq '.members[] | select(.state == "FAILED")'
     """
     services: Services = context.obj
     with services.client(address) as client:
         job = _job(services, client, job_id)
         info = job.info()
-        usage = _last_usage(services, job, info.attempt)
+        usage = _last_usage(services, job, info.attempt) if info.array is None else {}
+        members = [] if info.array is None else job.members()
     if as_json:
-        services.out.json({**info.model_dump(mode="json"), **_usage_document(usage)})
+        document = {**info.model_dump(mode="json"), **_usage_document(usage)}
+        if members:
+            document["members"] = [member.model_dump(mode="json") for member in members]
+        services.out.json(document)
         return
     _print_details(services, info, usage, over_http=client.url is not None)
+    if members:
+        _print_members(services, members)
 
 
 def logs(
     context: typer.Context,
     job_id: options.JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    member: Annotated[
+        int | None,
+        typer.Option(
+            callback=options.at_least(0),
+            metavar="INDEX",
+            help="Of an array, only this member.",
+            show_default=False,
+        ),
+    ] = None,
     instance: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Only this instance, such as worker-0.", show_default=False),
@@ -164,12 +180,14 @@ def logs(
       raycontrol logs -f digits-ab12cd
       raycontrol logs digits-ab12cd --instance worker-0 --tail 100
       raycontrol logs digits-ab12cd --group ps
+      raycontrol logs sweep-ab12cde --member 17
       raycontrol logs digits-ab12cd --attempt 0
     """
     services: Services = context.obj
     shown = instance is None if prefix is None else prefix
     with services.client(address) as client:
         job = _job(services, client, job_id)
+        job = job if member is None else job.member(member)
         lines = job.logs(
             follow=follow,
             instance=instance,
@@ -449,6 +467,13 @@ def _print_details(
         out.line()
         for line in attempt_lines(info.attempts):
             out.line(line)
+
+
+def _print_members(services: Services, members: list[MemberInfo]) -> None:
+    from raycontrol.cli.members import COLUMNS, rows
+
+    services.out.line()
+    services.out.table(COLUMNS, rows(members))
 
 
 def _note_verdict(services: Services, info: JobInfo) -> None:

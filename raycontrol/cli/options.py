@@ -126,6 +126,23 @@ Placement = Annotated[
         show_default=False,
     ),
 ]
+Array = Annotated[
+    str | None,
+    typer.Option(
+        metavar="INDICES[%N]",
+        help="One job with a member for each index, such as 0-99 or 0-15:4,20, at most N at a time; "
+        "each finds its own in RAYCONTROL_ARRAY_INDEX.",
+        show_default=False,
+    ),
+]
+After = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ok:|any:|failed:]ID",
+        help="Wait until that job has succeeded (ok, the default), ended (any) or failed. May be repeated.",
+        show_default=False,
+    ),
+]
 Priority = Annotated[
     int | None,
     typer.Option(

@@ -87,7 +87,7 @@ def queue_row(entry: QueueEntry, now: float) -> tuple[str, ...]:
         str(entry.priority),
         entry.user,
         ago(entry.submitted_at, now),
-        _cut(_one_line(entry.why or "")),
+        _cut(one_line(entry.why or "")),
     )
 
 
@@ -95,7 +95,7 @@ def attempt_lines(attempts: Sequence[AttemptInfo]) -> list[str]:
     """Return a line for each attempt that has ended: its number, outcome, nodes, and why."""
     return [
         f"attempt {one.number}: {one.outcome}, {moment(one.ended_at)}, on {some(one.nodes, NODES_SHOWN)}: "
-        f"{_cut(_one_line(one.summary))}"
+        f"{_cut(one_line(one.summary))}"
         for one in attempts
     ]
 
@@ -107,6 +107,7 @@ def details(info: JobInfo, now: float, *, over_http: bool = False) -> dict[str, 
         "name": info.name,
         "state": with_reason(info.state, info.reason),
         "abandoned" if info.abandoned else "waiting": info.pending,
+        "array": _array(info),
         "mode": info.mode,
         "user": info.user,
         "cluster": info.cluster or None,
@@ -139,7 +140,7 @@ def instance_row(instance: InstanceInfo) -> tuple[str, ...]:
         instance.ip,
         instance.state,
         _ended_with(instance),
-        _one_line(instance.note or ""),
+        one_line(instance.note or ""),
     )
 
 
@@ -159,12 +160,12 @@ def variable_lines(instances: Sequence[InstanceInfo]) -> list[str]:
 
 def event_line(event: Event) -> str:
     state = with_reason(event.state, event.reason)
-    return f"{moment(event.at)}  {state:<{STATE_WIDTH}}  {_one_line(event.message)}".rstrip()
+    return f"{moment(event.at)}  {state:<{STATE_WIDTH}}  {one_line(event.message)}".rstrip()
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return why a job ended, the first cause first, with what the program last said."""
-    lines = [_one_line(verdict.summary)]
+    lines = [one_line(verdict.summary)]
     if verdict.last_lines:
         lines.append(f"last lines of {verdict.instance or 'the program'}:")
         lines += [f"  | {line}" for line in verdict.last_lines]
@@ -186,6 +187,12 @@ def summary(info: JobInfo, out: Output, *, over_http: bool = False) -> Sequence[
     return lines
 
 
+def _array(info: JobInfo) -> str | None:
+    from raycontrol.cli.members import counts
+
+    return None if info.array is None else f"{info.array.indices}; {counts(info.array)}"
+
+
 def _took(info: JobInfo, now: float) -> str:
     from raycontrol.status import JobState
 
@@ -197,6 +204,8 @@ def _took(info: JobInfo, now: float) -> str:
 
 
 def _note(info: JobInfo) -> str:
+    if info.array is not None and info.array.begun:
+        return (_array(info) or "") + (f"; {_cut(info.pending)}" if info.pending else "")
     if info.pending is not None and not info.state.terminal:
         return ("abandoned: " if info.abandoned else "") + _cut(info.pending)
     if info.verdict is not None:  # there is one as soon as a job is being stopped for it
@@ -204,7 +213,7 @@ def _note(info: JobInfo) -> str:
     return info.reason if info.state in ("STOPPING", "STOPPED", "FAILED") else ""
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return the text in one line, without what would command the terminal: another user may have written it."""
     words = " ".join(text.split())
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in words)
@@ -212,7 +221,7 @@ def _one_line(text: str) -> str:
 
 def _cut(text: str) -> str:
     """Return what of the text fits into a table; `get` shows all of it."""
-    line = _one_line(text)
+    line = one_line(text)
     return line if len(line) <= NOTE_WIDTH else line[: NOTE_WIDTH - 1] + "…"
 
 

@@ -39,6 +39,8 @@ def run(
     working_dir: options.WorkingDir = None,
     placement: options.Placement = None,
     priority: options.Priority = None,
+    after: options.After = None,
+    array: options.Array = None,
     address: options.Address = None,
     detach: options.Detach = False,
     as_json: options.Json = False,
@@ -57,6 +59,8 @@ def run(
       raycontrol run job.yaml --set groups.worker.count=4 --env LR=0.1
       raycontrol run --mode ddp --nodes 2 -- torchrun train.py
       raycontrol run --nodes 2 -- 'torchrun train.py | tee train.log'
+      raycontrol run --array 0-99%8 -- 'python train.py --seed $RAYCONTROL_ARRAY_INDEX'
+      raycontrol run --after ok:prepare-ab12cde -- python train.py
       raycontrol run --mode mpi --nodes 2 --slots 2 -- 'mpirun python train.py'
 
     \b
@@ -66,7 +70,9 @@ def run(
       129 the terminal was closed; 130 stopped, or left by a second Ctrl-C;
       141 nobody reads the id or the JSON that is printed; 2 wrong usage or spec.
     """
-    fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
+    fields = Fields(
+        name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority, after, array
+    )
     services: Services = context.obj
     job_spec = read_spec(spec, services.words, fields, sets or [], env or [], secret_env or [])
     if detach:
@@ -91,6 +97,8 @@ def submit(
     working_dir: options.WorkingDir = None,
     placement: options.Placement = None,
     priority: options.Priority = None,
+    after: options.After = None,
+    array: options.Array = None,
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
@@ -102,7 +110,9 @@ def submit(
       id=$(raycontrol submit --nodes 2 --gpu 8 -- torchrun train.py)
       raycontrol logs -f "$id"
     """
-    fields = Fields(name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority)
+    fields = Fields(
+        name, mode, nodes, cpu, gpu, memory, slots, working_dir, placement, priority, after, array
+    )
     services: Services = context.obj
     _submit(
         services,

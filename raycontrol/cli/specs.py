@@ -31,15 +31,32 @@ class Fields:
     working_dir: str | None = None
     placement: str | None = None
     priority: int | None = None
+    after: list[str] | None = None
+    array: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return what was given by its place in a spec: ``{"resources.gpu": 1}``."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["after"] = _after(self.after or [])
         return {
             f"resources.{name}" if name in _RESOURCES else name: value
             for name, value in values.items()
             if value is not None
         }
+
+
+AFTER_KINDS = ("ok", "any", "failed")
+
+
+def _after(words: Sequence[str]) -> dict[str, list[str]] | None:
+    """Return ``after`` as a spec has it; None where no option was given."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        kind, colon, job_id = word.rpartition(":")
+        if colon and kind not in AFTER_KINDS:
+            raise UsageError(f"--after: must be ok:ID, any:ID, failed:ID or ID alone, got {word}")
+        found.setdefault(kind or "ok", []).append(job_id)
+    return found or None
 
 
 def read_spec(

@@ -34,7 +34,17 @@ from raycontrol.hardware import InstanceUsage, NodeInfo
 from raycontrol.job import Submission
 from raycontrol.logs import JobFolder
 from raycontrol.spec import JobSpec
-from raycontrol.status import Event, Histogram, JobInfo, JobState, Metrics, QueueEntry, Reason, Wish
+from raycontrol.status import (
+    Event,
+    Histogram,
+    JobInfo,
+    JobState,
+    MemberInfo,
+    Metrics,
+    QueueEntry,
+    Reason,
+    Wish,
+)
 from tests.fake_client import instance, job_info
 from tests.support import wait_until
 
@@ -55,6 +65,7 @@ class FakeDoor:
         self.packages: dict[str, bytes] = {}
         self.whole: set[str] = set()
         self.known_nodes: list[NodeInfo] = []
+        self.known_members: list[MemberInfo] = []
         self.error: Exception | None = None
         self.asked_for_tokens = 0
         self.asked_for_jobs = 0
@@ -120,6 +131,10 @@ class FakeDoor:
     def info(self, job_id: str) -> JobInfo:
         self.asked_for_jobs += 1
         return self._job(job_id)
+
+    def members(self, job_id: str) -> list[MemberInfo]:
+        self._job(job_id)
+        return self.known_members
 
     def glance(self, job_id: str) -> JobInfo:
         self.asked_for_glances += 1

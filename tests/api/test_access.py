@@ -39,6 +39,7 @@ WHO_MAY = {
     "POST /api/v1/jobs/{job_id}/resume": NO_VIEWER,
     "PUT /api/v1/jobs/{job_id}/priority": NO_VIEWER,
     "GET /api/v1/jobs/{job_id}/instances": EVERYBODY,
+    "GET /api/v1/jobs/{job_id}/members": EVERYBODY,
     "GET /api/v1/jobs/{job_id}/plan": EVERYBODY,
     "GET /api/v1/jobs/{job_id}/usage": EVERYBODY,
     "GET /api/v1/jobs/{job_id}/events": EVERYBODY,

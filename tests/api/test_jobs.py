@@ -14,7 +14,7 @@ from raycontrol.access import Role
 from raycontrol.api.problems import TooMany
 from raycontrol.api.uploads import Uploads
 from raycontrol.errors import StoreError
-from raycontrol.status import JobState, Reason
+from raycontrol.status import ArrayInfo, JobState, MemberInfo, Reason
 from tests.api.fakes import DIGEST, Api, adas_job, fault, lost, until
 from tests.fake_client import job_info
 
@@ -607,3 +607,40 @@ def test_a_job_shows_its_instances(api: Api) -> None:
     api.door.put(adas_job(reason=Reason.STARTED))
     names = [item["name"] for item in api.get("/api/v1/jobs/digits-ab12cd/instances").json()]
     assert names == ["master-0", "worker-0"]
+
+
+# Arrays and dependencies.
+
+
+def test_an_array_shows_its_members_and_a_member_is_a_job(api: Api) -> None:
+    progress = ArrayInfo(indices="0-1", members=2, begun=1, living=1)
+    api.door.put(job_info("sweep-1", user="ada", array=progress))
+    api.door.put(job_info("sweep-1~0", user="ada", index=0, state=JobState.RUNNING))
+    api.door.known_members = [
+        MemberInfo(index=0, id="sweep-1~0", state=JobState.RUNNING, reason=Reason.STARTED),
+        MemberInfo(index=1, state=JobState.QUEUED, reason=Reason.STARTED),
+    ]
+    assert api.get("/api/v1/jobs/sweep-1", by="user").json()["array"]["living"] == 1
+    found = api.get("/api/v1/jobs/sweep-1/members", by="user").json()
+    assert [(one["index"], one["id"], one["state"]) for one in found] == [
+        (0, "sweep-1~0", "RUNNING"),
+        (1, None, "QUEUED"),
+    ]
+    assert api.get("/api/v1/jobs/sweep-1~0").json()["index"] == 0
+    assert api.get("/api/v1/jobs/sweep-1~0/members").status_code == 409
+    assert api.request("DELETE", "/api/v1/jobs/sweep-1~0").status_code == 409
+    assert api.get("/api/v1/jobs/sweep-1~x").status_code == 404
+
+
+def test_a_job_can_wait_only_for_jobs_that_its_user_may_see(api: Api) -> None:
+    api.door.put(adas_job())
+    api.door.put(job_info("bobs-1", user="bob"))
+    spec = {**SPEC, "after": {"ok": ["digits-ab12cd"], "any": ["bobs-1"], "failed": ["never-1"]}}
+    refused = api.post("/api/v1/jobs", by="user", json={"spec": spec})
+    assert refused.status_code == 422
+    assert [(one["field"], one["rule"]) for one in refused.json()["faults"]] == [
+        ("after.any", "there is no job 'bobs-1'"),
+        ("after.failed", "there is no job 'never-1'"),
+    ]
+    spec["after"] = {"ok": ["digits-ab12cd"]}
+    assert api.post("/api/v1/jobs", by="user", json={"spec": spec}).status_code == 201

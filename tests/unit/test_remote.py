@@ -150,6 +150,7 @@ VERBS: list[tuple[Callable[[HttpDoor], Any], Any, str, Any, Any]] = [
         {"why": "enough", "force": True},
         job_info(JOB),
     ),
+    (lambda door: door.members(JOB), [], f"GET /api/v1/jobs/{JOB}/members", None, []),
     (lambda door: door.sizes_of_jobs(), {JOB: 12}, "GET /api/v1/sizes", None, {JOB: 12}),
     (lambda door: door.nodes(["a", "b"], True), [], "GET /api/v1/nodes?name=a&name=b&check=true", None, []),
     (lambda door: door.nodes(None, False), [], "GET /api/v1/nodes?check=false", None, []),
