@@ -25,6 +25,7 @@ from raycontrol.api import (
     listings,
     logroutes,
     models,
+    noderoutes,
     packageroutes,
     tokenroutes,
 )
@@ -49,8 +50,26 @@ from raycontrol.readers import ServerDoor
 from raycontrol.spec import JobSpec
 from raycontrol.version import __version__
 
-ROUTES = (jobroutes, changeroutes, logroutes, packageroutes, clusterroutes, tokenroutes, healthroutes)
-BODIES = (models.NewJob, models.Stop, models.LogRead, models.SpecOnly, models.NewToken)
+ROUTES = (
+    jobroutes,
+    changeroutes,
+    logroutes,
+    packageroutes,
+    clusterroutes,
+    noderoutes,
+    tokenroutes,
+    healthroutes,
+)
+BODIES = (
+    models.NewJob,
+    models.Stop,
+    models.LogRead,
+    models.SpecOnly,
+    models.NewToken,
+    models.NamedNodes,
+    models.NodesToRemove,
+    models.NodesToDrain,
+)
 OPEN = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What needs no token: it tells nothing of jobs."""
 

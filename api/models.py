@@ -92,6 +92,30 @@ class Doubts(Model):
     doubts: str | None
 
 
+NodeNames = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=255)]], Field(min_length=1, max_length=5000)
+]
+
+
+class NamedNodes(Model):
+    """Nodes, by name, IP or the beginning of an id."""
+
+    nodes: NodeNames
+
+
+class NodesToRemove(Model):
+    """Nodes to be taken out of a group; null: all of them."""
+
+    nodes: NodeNames | None
+
+
+class NodesToDrain(Model):
+    """Nodes that are to take no new job, and why, for those who will ask."""
+
+    nodes: NodeNames
+    reason: Annotated[str, Field(min_length=1, max_length=500)]
+
+
 class NewToken(Model):
     """A token to be made. It lives for ``ttl_s`` seconds, 90 days where nothing is said, with null until it is revoked."""
 

@@ -59,7 +59,11 @@ def explain(mode: Mode, lines: Sequence[str]) -> Cause | None:
 
 
 def plan_of(spec: JobSpec, facts: tuple[Facts, ...] | None = None) -> Plan:
-    """Return the plan of a job that has not been submitted; without ``facts`` addresses and ports are symbolic."""
+    """Return the plan of a job that has not been submitted; without ``facts`` addresses and ports are symbolic.
+
+    Of a range of nodes it is the plan of the largest.
+    """
+    spec = spec.largest
     name = spec.name or "<job name>"
     brief = Brief(
         job_id="<job id>",

@@ -12,7 +12,7 @@ TOKEN_TTL_S = 90 * 86_400.0
 
 
 class Role(Word):
-    """``viewer`` reads all jobs; ``user`` has jobs of his own; ``operator`` all jobs; ``admin`` tokens and the audit too."""
+    """``viewer`` reads all jobs; ``user`` has jobs of his own; ``operator`` all jobs; ``admin`` nodes, tokens and the audit too."""
 
     VIEWER = "viewer"
     USER = "user"
@@ -28,6 +28,7 @@ class Action(Word):
     CHANGE_JOB = "change_job"
     READ_CLUSTER = "read_cluster"
     READ_NODE = "read_node"
+    MANAGE_NODES = "manage_nodes"
     MANAGE_TOKENS = "manage_tokens"
     READ_AUDIT = "read_audit"
 
@@ -79,6 +80,7 @@ RULES: dict[Action, frozenset[Role]] = {
     Action.CHANGE_JOB: frozenset({Role.USER, Role.OPERATOR, Role.ADMIN}),
     Action.READ_CLUSTER: ALL,
     Action.READ_NODE: frozenset({Role.OPERATOR, Role.ADMIN}),
+    Action.MANAGE_NODES: frozenset({Role.ADMIN}),
     Action.MANAGE_TOKENS: frozenset({Role.ADMIN}),
     Action.READ_AUDIT: frozenset({Role.ADMIN}),
 }

@@ -26,7 +26,22 @@ def placed(job: Job, instances: tuple[Instance, ...], at: float) -> Job:
         finish_by=None,
         relieved=False,
         succeeded_with=0,
+        drained=(),
     )
+
+
+def of_size(job: Job, nodes: int) -> Job:
+    """Decide on a number of the range of nodes that the job asks for, if it asks for one."""
+    if not isinstance(job.spec.nodes, str):
+        return job
+    return replace(job, spec=job.spec.sized(nodes), nodes_range=job.spec.nodes)
+
+
+def of_any_size(job: Job) -> Job:
+    """Leave the number open again."""
+    if job.nodes_range is None:
+        return job
+    return replace(job, spec=job.spec.sized(job.nodes_range), nodes_range=None)
 
 
 def recorded(job: Job, at: float) -> Job:
@@ -67,7 +82,7 @@ def back_in_the_queue(job: Job, at: float) -> Change:
     queued = replace(
         _next(waits), instances=(), queued_at=queued_at, group=None, pending=job.held, visited=visited
     )
-    return queued, "back in the queue" + (f": {job.held}" if job.held else "")
+    return of_any_size(queued), "back in the queue" + (f": {job.held}" if job.held else "")
 
 
 def fenced_anew(job: Job, now: float) -> Job:

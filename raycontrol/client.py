@@ -21,7 +21,7 @@ from raycontrol import extras
 from raycontrol.access import TOKEN_TTL_S, Role, TokenInfo
 from raycontrol.arrayspec import array_of, index_of, ranges
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
-from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterDoor, Door, Reader, completed
 from raycontrol.settings import Settings, process_environment
@@ -163,6 +163,29 @@ class Client:
         cluster's controller if it has none. Raises UsageError without a cluster and for a name that no node has.
         """
         return self._open().nodes(names, check)
+
+    def set_offline(self, names: Sequence[str], *, reason: str) -> builtins.list[OfflineNode]:
+        """Let nodes take no new job, whatever becomes of Ray and the controller; jobs that run there go on.
+
+        Nodes go by name, IP or the beginning of an id; a name that no node has now (``absent``) is kept for one that will.
+        """
+        return self._open().set_offline(names, reason, by=self._settings.user)
+
+    def set_online(self, names: Sequence[str]) -> builtins.list[str]:
+        """Let nodes take jobs again; return their names. Raises UsageError for a name that is neither there nor offline."""
+        return self._open().set_online(names, by=self._settings.user)
+
+    def node_groups(self) -> builtins.list[NodeGroup]:
+        """Return the groups of nodes, ordered by name."""
+        return self._open().node_groups()
+
+    def add_to_group(self, group: str, names: Sequence[str]) -> NodeGroup:
+        """Put nodes into a group, made if there is none; return it as it is then. Nodes as in ``set_offline``."""
+        return self._open().add_to_group(group, names, by=self._settings.user)
+
+    def remove_from_group(self, group: str, names: Sequence[str] | None = None) -> NodeGroup:
+        """Take nodes out of a group (None: all, and there is no such group then). Raises UsageError where they are not in it."""
+        return self._open().remove_from_group(group, names, by=self._settings.user)
 
     def queue(self) -> builtins.list[QueueEntry]:
         """Return the jobs that wait for nodes, in the order in which they are decided upon, with what each waits for."""

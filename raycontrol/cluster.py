@@ -82,6 +82,11 @@ class ControllerActor(Controller):
         ray_address = ray.get_runtime_context().gcs_address
         return {**await self.status(), "ray": ray_address, "ray_auth_mode": rayauth.mode()}
 
+    async def ask_roster(self, method: str, *arguments: Any) -> Any:
+        """Return what this method of ``Roster`` does."""
+        await self.started()
+        return await getattr(self.roster, method)(*arguments)
+
     async def ask_porter(self, method: str, *arguments: Any) -> Any:
         """Return what this method of ``Porter`` does."""
         return await getattr(self.porter, method)(*arguments)
@@ -95,6 +100,7 @@ def _rules(home: str) -> Rules:
         user_gpus=settings.user_gpus,
         all_jobs=settings.all_jobs,
         all_gpus=settings.all_gpus,
+        topology=tuple(settings.topology_labels.split(",")),
     )
 
 

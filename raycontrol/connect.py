@@ -29,9 +29,7 @@ from raycontrol.errors import (
     UsageError,
 )
 from raycontrol.job import EMBEDDED
-from raycontrol.placement import NoRoom, place
 from raycontrol.settings import Settings
-from raycontrol.spec import JobSpec, members
 
 log = logging.getLogger(__name__)
 
@@ -106,19 +104,16 @@ class Session:
             self.get(handle.hello.remote(__version__), START_S)
         return handle
 
-    def doubts(self, spec: JobSpec) -> str | None:
-        """Return why the cluster as it is could never run the job, or None.
+    def told_doubts(self, lacking: str | None) -> str | None:
+        """Return what is to be told of what the cluster as it is lacks for a job, if it lacks anything.
 
         Raises UsageError instead when the cluster is embedded: no node will join it.
         """
-        from raycontrol.cluster import living_nodes
-
-        room = place(members(spec), spec.placement, living_nodes())
-        if not isinstance(room, NoRoom) or not room.never:
+        if lacking is None:
             return None
         if self.embedded:
-            raise UsageError(f"the Ray of this run is this machine alone: {room.why}")
-        return f"{room.why}; until nodes join, the job waits (`timeouts.queue_s` limits that)"
+            raise UsageError(f"the Ray of this run is this machine alone: {lacking}")
+        return f"{lacking}; until that changes, the job waits (`timeouts.queue_s` limits that)"
 
     def archive(self) -> Any:
         """Return the archive, which the controller has started."""

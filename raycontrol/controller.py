@@ -37,8 +37,9 @@ from raycontrol.ledger import Ledger
 from raycontrol.porter import Porter
 from raycontrol.queue import Rules
 from raycontrol.retention import Limits
+from raycontrol.roster import Roster
 from raycontrol.scheduler import Scheduler
-from raycontrol.spec import After, Site
+from raycontrol.spec import After, JobSpec, Site
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Note, QueueEntry, Wish
 from raycontrol.steadyclock import SteadyClock
 from raycontrol.store import JobRow, Store
@@ -78,7 +79,8 @@ class Controller:
         self._site = site
         self._held = HeldStore(self._home, name, self._clock)
         self._ledger = Ledger(self._held, cluster, self._clock)
-        self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules, fence_s)
+        self.roster = Roster(name, self._held, self._ledger, cluster, self._clock)
+        self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules, fence_s, self.roster)
         self._caretaker = Caretaker(name, self._held, self._ledger, cluster, self._clock, limits)
         self.porter = Porter(name, self._held, clock, self.started)
         self._loops: list[asyncio.Task[None]] = []
@@ -111,7 +113,7 @@ class Controller:
         """Store a job and queue it. The same id or key again returns the job as it is: a retried call submits once.
 
         Raises KeyReused for a key that came with another fingerprint, UsageError for secrets without a value, IdTaken for
-        an id that another user's job has or a removed one had.
+        an id that another user's job has or a removed one had; UsageError too for a group of nodes that there is not.
         """
         job, _ = await self.take_in(submission)
         return job
@@ -154,6 +156,7 @@ class Controller:
         return await self._find(used.job_id)
 
     async def _add(self, submission: Submission) -> Job:
+        self.roster.check(submission.spec)
         now = self._clock()
         secrets = submission.spec.secrets()
         await self._refuse_unknown(submission.spec.after)
@@ -351,7 +354,13 @@ class Controller:
         await self.started()
         rooms = await self._scheduler.rooms()
         jobs = tuple(self._ledger.jobs.values())
-        return await Survey(self._cluster, self._wall, check).nodes(rooms, jobs, names)
+        survey = Survey(self._cluster, self._wall, check, offline=self.roster.mark_of)
+        return await survey.nodes(rooms, jobs, names)
+
+    async def doubts(self, spec: JobSpec) -> str | None:
+        """Return why the cluster as it is could never run the job, or None; raises UsageError where it can be no job here."""
+        await self.started()
+        return await self._scheduler.doubts(spec)
 
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""
@@ -391,6 +400,7 @@ class Controller:
         if (last := self._held.lease.predecessor_at) is not None:
             self._clock.go_on_from(last)
         await self._ledger.load(self._name)
+        await self.roster.load()
         await self._cluster.serve_nodes()
         self._ledger.resume()
         loops = (

@@ -98,6 +98,14 @@ MIGRATIONS: tuple[Migration, ...] = (
         """CREATE TRIGGER removed_jobs_are_remembered AFTER DELETE ON jobs
             BEGIN INSERT OR IGNORE INTO removed (id) VALUES (OLD.id); END""",
     ),
+    (
+        """CREATE TABLE offline_nodes (
+            cluster TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL, by TEXT NOT NULL, at REAL NOT NULL,
+            PRIMARY KEY (cluster, name)) WITHOUT ROWID""",
+        """CREATE TABLE node_groups (
+            cluster TEXT NOT NULL, name TEXT NOT NULL, node TEXT NOT NULL,
+            PRIMARY KEY (cluster, name, node)) WITHOUT ROWID""",
+    ),
 )
 
 metadata = MetaData()
@@ -188,6 +196,22 @@ secrets = Table(
     Column("value", Text, nullable=False),
 )
 removed = Table("removed", metadata, Column("id", Text, primary_key=True))
+offline_nodes = Table(
+    "offline_nodes",
+    metadata,
+    Column("cluster", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+node_groups = Table(
+    "node_groups",
+    metadata,
+    Column("cluster", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("node", Text, primary_key=True),
+)
 
 # Closing any descriptor of a file drops this process's locks on it, SQLite's included: no thread may make the
 # file while another opens it.

@@ -72,7 +72,9 @@ def deadline(job: Job) -> float | None:
     match job.state:
         case JobState.QUEUED:
             waits_for_nodes = job.held is None and not open_conditions(job)
-            return _waits_since(job) + limits.queue_s if limits.queue_s is not None and waits_for_nodes else None
+            return (
+                _waits_since(job) + limits.queue_s if limits.queue_s is not None and waits_for_nodes else None
+            )
         case JobState.PLACING:
             return job.since + PLACING_S
         case JobState.PREPARING:

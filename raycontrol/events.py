@@ -178,6 +178,15 @@ class NodesReleased:
 
 
 @dataclass(frozen=True)
+class NodeDrained:
+    """Somebody wants nothing new on the node of this name."""
+
+    at: float
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
 class StopRequested:
     at: float
     why: str
@@ -281,6 +290,7 @@ JobEvent = (
     | Report
     | InstanceLost
     | NodesReleased
+    | NodeDrained
     | StopRequested
     | Held
     | LetGo

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from raycontrol.status import Model
+from raycontrol.status import Model, Word
 
 ROCE_V2 = "RoCE v2"
 ETHERNET = "Ethernet"
@@ -184,11 +184,39 @@ class NodeFacts(Model):
     lookups: tuple[Lookup, ...] = ()
 
 
+class NodeState(Word):
+    """``draining``: offline, and jobs that were there before still run; nothing new is placed there in either case."""
+
+    ONLINE = "online"
+    DRAINING = "draining"
+    OFFLINE = "offline"
+
+
+class OfflineNode(Model):
+    """A node that is to take no new job: why, at whose word, since when (epoch seconds). ``absent``: no node of the cluster
+    has the name now."""
+
+    name: str
+    reason: str
+    by: str
+    at: float
+    absent: bool = False
+
+
+class NodeGroup(Model):
+    """Nodes that jobs may ask for by one name; ``absent`` are those of them that are not in the cluster now."""
+
+    name: str
+    nodes: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+
+
 class NodeInfo(Model):
     """A node of the cluster as every surface shows it: Ray's count of its resources, who uses them, and its facts.
 
-    ``total`` and ``free`` are by Ray's resource names (CPU, GPU, memory in bytes); ``jobs`` the ids of the raycontrol
-    jobs that have instances there; ``facts`` is None, and ``silent`` says why, when the node did not answer.
+    ``total`` and ``free`` are by Ray's resource names (CPU, GPU, memory in bytes); ``offline`` says why it takes no new
+    job; ``jobs`` are the ids of the raycontrol jobs that have instances there; ``facts`` is None, and ``silent`` says why,
+    when the node did not answer.
     """
 
     id: str
@@ -198,6 +226,9 @@ class NodeInfo(Model):
     total: dict[str, float] = Field(default_factory=dict)
     free: dict[str, float] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
+    state: NodeState = NodeState.ONLINE
+    offline: OfflineNode | None = None
+    groups: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     facts: NodeFacts | None = None
     silent: str | None = None
@@ -239,6 +270,27 @@ class InstanceUsage(Model):
     written_bytes: int
     processes: int
     gpus: tuple[GpuSample, ...] = ()
+
+
+# What the choice of nodes needs of it.
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The part of a node's facts by which jobs choose. ``gpu_memory_gib`` is the least of one of its GPUs, rounded to
+    whole GiB as drivers keep some of it back; ``rdma`` says that a port is up."""
+
+    gpu_models: frozenset[str] = frozenset()
+    gpu_memory_gib: int = 0
+    rdma: bool = False
+
+
+def traits(node: NodeFacts) -> Traits:
+    return Traits(
+        gpu_models=frozenset(gpu.model for gpu in node.gpus),
+        gpu_memory_gib=round(min((gpu.memory_bytes for gpu in node.gpus), default=0) / 2**30),
+        rdma=any(port.up for port in node.rdma),
+    )
 
 
 # What a plan needs of it.

@@ -140,7 +140,8 @@ class Job:
     the attempt id that the placement group is named after: an earlier one's where the attempt has taken the group over.
     ``past`` are the attempts that have ended, the last ones; ``visited`` are the ids of the nodes of earlier reservations, where
     the job's folders are until it ends. ``found_ends`` are the ends of other jobs that it waits for (``dependencies``).
-    ``index``: which member of an array it is; ``progress``: how far an array has come.
+    ``index``: which member of an array it is; ``progress``: how far an array has come. ``drained`` are the names of the attempt's nodes that are to take nothing new.
+    ``nodes_range`` is the range of nodes that the user has asked for: while an attempt has nodes, ``spec.nodes`` is how many.
     """
 
     id: str
@@ -181,6 +182,8 @@ class Job:
     group: str | None = None
     past: tuple[AttemptInfo, ...] = ()
     visited: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+    nodes_range: str | None = None
     found_ends: dict[str, JobState | None] = field(default_factory=dict)
     index: int | None = None
     progress: Progress = Progress()

@@ -36,6 +36,7 @@ from raycontrol.events import (
     InstancePrepared,
     JobEvent,
     LetGo,
+    NodeDrained,
     NodesChosen,
     NodesRefused,
     NodesReleased,
@@ -109,6 +110,7 @@ def advance(job: Job, event: JobEvent) -> Step:
 def _chosen(job: Job, event: NodesChosen) -> Change:
     if job.state is not JobState.QUEUED or job.held is not None or dependencies.open_conditions(job):
         return None
+    job = attempts.of_size(job, len(event.assignments))
     instances = tuple(
         Instance(member.name, member.group, member.role, member.index, room.node_id, room.node_name, room.ip)
         for member, room in zip(members(job.spec), event.assignments, strict=True)
@@ -289,6 +291,14 @@ def _released(job: Job, event: NodesReleased) -> Change:
             return replace(ended, ended_at=event.at, after=None, pending=None, held=None), summary
 
 
+def _drained(job: Job, event: NodeDrained) -> Change:
+    """The attempt goes on; only the next one must not be there."""
+    if event.node in job.drained or all(item.node_name != event.node for item in job.instances):
+        return None
+    told = f"{event.node} is offline: {event.why}; this attempt may end there"
+    return replace(job, drained=(*job.drained, event.node)), told
+
+
 def _time_passed(job: Job, event: TimePassed) -> Change:
     limit = deadline(job)
     if limit is None or event.at < limit:
@@ -333,6 +343,7 @@ _HANDLERS: dict[type, Callable[..., Change]] = {
     InstanceClosed: _closed,
     InstanceLost: _lost,
     NodesReleased: _released,
+    NodeDrained: _drained,
     StopRequested: wishes.stop_requested,
     Held: wishes.held,
     LetGo: wishes.let_go,

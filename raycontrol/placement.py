@@ -7,15 +7,27 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
+from raycontrol.hardware import Traits
 from raycontrol.spec import Member, Placement, Resources
 from raycontrol.wording import counted
 
 EPSILON = 1e-6
+TENANCY = "tenancy"
+"""Of this every node has 1 for our jobs, and Ray knows nothing of it: an instance takes a hair, that of a job that is to
+be alone all of it."""
+NO_NODE = "the cluster has no living node"
+A_HAIR = 1e-5
+"""More than ``EPSILON``, and there is room for 100,000."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One living node: ``total`` and ``free`` by Ray's resource names (CPU, GPU, memory in bytes)."""
+    """One living node: ``total`` and ``free`` by Ray's resource names (CPU, GPU, memory in bytes).
+
+    ``offline`` says why it is to take no new job; ``groups`` are those that it is in; ``traits`` what it is made of, None
+    while that is not known; ``topology`` where it stands, from the widest to the narrowest: nodes that sort beside each
+    other are neighbours.
+    """
 
     id: str
     name: str
@@ -23,6 +35,10 @@ class Node:
     total: Mapping[str, float]
     free: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+    offline: str | None = None
+    groups: frozenset[str] = frozenset()
+    traits: Traits | None = None
+    topology: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,17 +73,33 @@ def demand(resources: Resources) -> dict[str, float]:
     return {name: amount for name, amount in wanted.items() if amount > 0}
 
 
+def needs(member: Member) -> dict[str, float]:
+    """Return what one instance takes of a node, as we count: what Ray reserves, and its tenancy."""
+    return {**demand(member.resources), TENANCY: 1.0 if member.exclusive else A_HAIR}
+
+
+def with_tenancy(nodes: Iterable[Node], held: Mapping[str, float]) -> list[Node]:
+    """Return the nodes with their tenancy, of which ``held`` is taken, by the nodes' ids."""
+    return [
+        _with(node, {**node.total, TENANCY: 1.0}, {**node.free, TENANCY: 1.0 - held.get(node.id, 0.0)})
+        for node in nodes
+    ]
+
+
 def place(
     members: Sequence[Member], placement: Placement, nodes: Sequence[Node]
 ) -> tuple[Assignment, ...] | NoRoom:
-    """Return a node for every member, in the members' order, or why there is none.
+    """Return a node for every member, in the members' order, or why there is none; no other job of ours is there.
 
     ``strict`` gives every instance a node of its own, ``pack`` fills the fullest nodes first. Inside a group
-    instances follow the order of node names, so that neighbours in rank are neighbours by name.
+    instances follow the topology, then the names of nodes, so that neighbours in rank are neighbours.
     """
+    nodes = with_tenancy(nodes, {})
     found = find(members, placement, nodes)
     if found is not None:
         return found
+    if not nodes:
+        return NoRoom(NO_NODE, never=True)
     never = not could_ever(members, placement, nodes)
     return NoRoom(explain(members, placement, nodes, never=never), never=never)
 
@@ -78,7 +110,7 @@ def find(
     """Return a node for every member, or None, without a reason. By ``soonest`` nodes (their ids) are taken before
     others whatever is free on them, the lowest number first."""
     chosen = _FINDERS[placement](members, nodes, attrgetter("free"), soonest or {})
-    return None if chosen is None else _in_name_order(members, chosen)
+    return None if chosen is None else _neighbours_beside_each_other(members, chosen)
 
 
 def could_ever(members: Sequence[Member], placement: Placement, nodes: Sequence[Node]) -> bool:
@@ -89,17 +121,36 @@ def could_ever(members: Sequence[Member], placement: Placement, nodes: Sequence[
 def reserve(
     nodes: Sequence[Node], members: Sequence[Member], assignments: Sequence[Assignment]
 ) -> tuple[Node, ...]:
-    """Return the nodes with what the assignments take subtracted from what is free."""
+    """Return the nodes with what the assignments take subtracted from what is free, of all that the nodes have."""
     taking = {room.node_id for room in assignments}
     free = {node.id: dict(node.free) for node in nodes if node.id in taking}
     for member, room in zip(members, assignments, strict=True):
         if room.node_id in free:
-            take(free[room.node_id], demand(member.resources))
+            taken = needs(member)
+            if TENANCY not in free[room.node_id]:
+                del taken[TENANCY]
+            take(free[room.node_id], taken)
     return tuple(with_free(node, free[node.id]) if node.id in free else node for node in nodes)
 
 
 def with_free(node: Node, free: Amounts) -> Node:
-    return Node(node.id, node.name, node.ip, node.total, free, node.labels)
+    return _with(node, node.total, free)
+
+
+def _with(node: Node, total: Amounts, free: Amounts) -> Node:
+    """As ``dataclasses.replace``, which takes several times as long."""
+    return Node(
+        node.id,
+        node.name,
+        node.ip,
+        total,
+        free,
+        node.labels,
+        node.offline,
+        node.groups,
+        node.traits,
+        node.topology,
+    )
 
 
 def hardest(members: Iterable[Member]) -> Member:
@@ -165,7 +216,7 @@ def _match(
 
 def _kinds(members: Iterable[Member]) -> list[dict[str, float]]:
     """Return what members ask for, each kind once."""
-    return list({tuple(wanted.items()): wanted for wanted in (demand(m.resources) for m in members)}.values())
+    return list({tuple(wanted.items()): wanted for wanted in map(needs, members)}.values())
 
 
 def _fits_one(kinds: Sequence[Amounts], room: Amounts) -> bool:
@@ -185,7 +236,7 @@ def _augmenting_path(
     movers = [member]
     came_from: dict[str, Node] = {}
     for mover in movers:  # grows while it is walked
-        wanted = demand(mover.resources)
+        wanted = needs(mover)
         for node in order:
             if node.id in asked_by or not fits(wanted, room(node)):
                 continue
@@ -221,7 +272,7 @@ def _pack(
     free = {node.id: dict(room(node)) for node in fitting}
     chosen: dict[str, Node] = {}
     for member in sorted(members, key=lambda item: (-item.resources.gpu, -item.resources.cpu, item.index)):
-        wanted = demand(member.resources)
+        wanted = needs(member)
         able = [node for node in fitting if fits(wanted, free[node.id])]
         if not able:
             return None
@@ -236,7 +287,7 @@ _FINDERS = {Placement.STRICT: _match, Placement.PACK: _pack}
 
 def _preference(
     node: Node, room: Amounts, asked: Collection[str], soonest: Amounts
-) -> tuple[float, bool, float, float, float, str]:
+) -> tuple[float, bool, float, float, float, tuple[str, ...], str]:
     """Nodes that nobody uses come last, however small they are: they stay whole for those who need whole ones.
 
     Memory counts only where it is asked for: Ray's figures differ by some bytes between machines that are equal.
@@ -245,15 +296,17 @@ def _preference(
     total = node.total
     untouched = gpu + EPSILON >= total.get("GPU", 0.0) and cpu + EPSILON >= total.get("CPU", 0.0)
     memory = room.get("memory", 0.0) if "memory" in asked else 0.0
-    return soonest.get(node.id, 0.0), untouched, gpu, cpu, memory, node.name
+    return soonest.get(node.id, 0.0), untouched, gpu, cpu, memory, node.topology, node.name
 
 
-def _in_name_order(members: Sequence[Member], chosen: Mapping[str, Node]) -> tuple[Assignment, ...]:
+def _neighbours_beside_each_other(
+    members: Sequence[Member], chosen: Mapping[str, Node]
+) -> tuple[Assignment, ...]:
     rooms: dict[str, list[Node]] = {}
     for member in members:
         rooms.setdefault(member.group, []).append(chosen[member.name])
     for nodes in rooms.values():
-        nodes.sort(key=lambda node: (node.name, node.id), reverse=True)
+        nodes.sort(key=lambda node: (node.topology, node.name, node.id), reverse=True)
     assignments = []
     for member in members:
         node = rooms[member.group].pop()
@@ -268,23 +321,28 @@ def explain(
     *,
     never: bool,
     fitting: int | None = None,
+    may_pack: bool = True,
 ) -> str:
     """Say what is missing, in words that a person can act on; ``fitting``: how many nodes can take the most demanding
-    instance, if that is known."""
-    if not nodes:
-        return "the cluster has no living node"
-    wanted = demand(hardest(members).resources)
+    instance, if that is known; ``may_pack``: whether the job could do with `placement: pack`."""
+    most = hardest(members)
+    wanted = needs(most)
     room = attrgetter("total") if never else attrgetter("free")
     if fitting is None:
         fitting = sum(fits(wanted, room(node)) for node in nodes)
     word = "" if never else " free"
-    needs = f"needs {counted(len(members), 'instance')} with {_amounts(wanted)}{word}"
+    wants = f"needs {counted(len(members), 'instance')} with {_amounts(wanted)}{word}"
     if placement is Placement.STRICT:
-        text = f"{needs}, each on a node of its own; {fitting} of {counted(len(nodes), 'node')} can take one"
-        if never and could_ever(members, Placement.PACK, nodes):
+        alone = " and of no other job" if most.exclusive else ""
+        text = f"{wants}, each on a node of its own{alone}"
+        if nodes:
+            text += f"; {fitting} of {counted(len(nodes), 'node')} can take one"
+        if never and may_pack and not most.exclusive and could_ever(members, Placement.PACK, nodes):
             text += "; `placement: pack` (or `--set placement=pack`) lets instances share a node"
+    elif nodes:
+        text = f"{wants}; the {counted(len(nodes), 'node')} together cannot take all of them"
     else:
-        text = f"{needs}; the {counted(len(nodes), 'node')} together cannot take all of them"
+        text = wants
     return ("infeasible now: " if never else "") + text
 
 

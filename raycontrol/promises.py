@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from raycontrol.choosing import Choices
 from raycontrol.placement import Assignment, Node, find, fits, with_free
 from raycontrol.queuejobs import Holding, Job, Kind, Rules, Running, Waiting, held_by
 from raycontrol.room import Usage
@@ -69,8 +70,16 @@ class Promises:
     ``nodes`` tell what is free at that moment beside the ``stays``; what is still missing then, others hold.
     """
 
-    def __init__(self, nodes: Sequence[Node], stays: Iterable[Stay], rules: Rules, now: float) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        stays: Iterable[Stay],
+        rules: Rules,
+        now: float,
+        choices: Choices | None = None,
+    ) -> None:
         self._nodes = {node.id: node for node in nodes}
+        self._choices = choices or Choices(nodes)
         self._rules = rules
         self._now = now
         self._made: list[Promise] = []
@@ -193,7 +202,8 @@ class Promises:
         return self._openings[kind, outlook]
 
     def _opening(self, item: Waiting, outlook: Outlook) -> float:
-        """Return before which moment the job fits nowhere: when there are nodes for its most demanding instance."""
+        """Return before which moment the job fits nowhere: when there are nodes for its most demanding instance, be they
+        those that it may use or others."""
         openings = self._openings_for(item.kinds[0], outlook)
         apart = item.spec.placement is Placement.STRICT and len(item.kinds) == 1
         needed = len(item.gang) if apart else 1
@@ -203,7 +213,8 @@ class Promises:
     def _first_fit(
         self, item: Waiting, outlook: Outlook, earliest: float
     ) -> tuple[float, tuple[Assignment, ...]] | None:
-        """Return the first moment from ``earliest`` on at which the job fits, and where: that one, for a gang of equals."""
+        """Return the first moment from ``earliest`` on at which the job fits, and where: that one, for a gang of
+        equals that may use any node."""
         rooms = self._rooms_at(item, outlook, earliest)
         if rooms is not None:
             return earliest, rooms
@@ -234,7 +245,8 @@ class Promises:
         soonest = self._openings_for(item.kinds[0], Outlook.LIMITS)
         equals = len(item.kinds) == 1
         able = [node_id for node_id, opens in openings.items() if opens <= moment] if equals else self._nodes
-        nodes = [with_free(self._nodes[node_id], self._free_at(node_id, moment, outlook)) for node_id in able]
+        chosen = self._choices.among((self._nodes[node_id] for node_id in able), item.choice)
+        nodes = [with_free(node, self._free_at(node.id, moment, outlook)) for node in chosen]
         found = find(item.gang, item.spec.placement, nodes, soonest)
         return find(item.gang, item.spec.placement, nodes) if found is None and not equals else found
 

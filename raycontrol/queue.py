@@ -12,9 +12,20 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 
-from raycontrol.placement import Assignment, Node, could_ever, explain, find
+from raycontrol.choosing import Choice, Choices
+from raycontrol.placement import (
+    NO_NODE,
+    TENANCY,
+    Assignment,
+    Node,
+    could_ever,
+    explain,
+    find,
+    with_tenancy,
+)
 from raycontrol.promises import NEVER, Promises, Stay, stay_of
 from raycontrol.queuejobs import (
     ASIDE,
@@ -29,6 +40,7 @@ from raycontrol.queuejobs import (
     Waiting,
     held_by,
     in_order,
+    tenancy_of,
 )
 from raycontrol.room import Room, Usage
 from raycontrol.spec import Placement
@@ -61,37 +73,45 @@ NAMED = 2
 
 @dataclass
 class Capacity:
-    """Which jobs the cluster could run if it were empty: kept between passes, it is worked out once for every shape."""
+    """Which jobs the cluster could run if it were empty: kept between passes, it is worked out once for every shape.
 
+    ``choices`` says which nodes each may use.
+    """
+
+    choices: Choices = field(default_factory=Choices)
     _nodes: tuple[Node, ...] = ()
     _known: dict[str, str | None] = field(default_factory=dict)
     _dispensable: dict[str, bool] = field(default_factory=dict)
 
     def look_at(self, nodes: Sequence[Node]) -> None:
         """Forget what is known if these are other nodes than before."""
-        same = len(nodes) == len(self._nodes) and all(
-            one.id == other.id and one.total == other.total
-            for one, other in zip(nodes, self._nodes, strict=True)
-        )
+        same = len(nodes) == len(self._nodes) and all(map(_is_as_before, nodes, self._nodes))
         if not same:
             self._nodes, self._known, self._dispensable = tuple(nodes), {}, {}
+            self.choices = Choices(nodes)
 
     def sparing(self, item: Waiting) -> Waiting:
         """Return the job, avoiding nodes only where the cluster, empty, could run it without them."""
         if not item.avoided:
             return item
         if item.shape not in self._dispensable:
-            others = [node for node in self._nodes if node.id not in item.avoided]
+            chosen = self.choices.among(self._nodes, item.choice)
+            others = [node for node in chosen if node.id not in item.avoided]
             self._dispensable[item.shape] = could_ever(item.gang, item.spec.placement, others)
         return item if self._dispensable[item.shape] else replace(item, avoided=frozenset())
 
     def lacks(self, item: Waiting) -> str | None:
         """Return why the cluster, empty, could not run the job; None when it could."""
         shape = item.shape
+        if not self._nodes:
+            return NO_NODE
         if shape not in self._known:
             gang, placement = item.gang, item.spec.placement
-            able = could_ever(gang, placement, self._nodes)
-            self._known[shape] = None if able else explain(gang, placement, self._nodes, never=True)
+            chosen = self.choices.among(self._nodes, item.choice)
+            able = could_ever(gang, placement, chosen)
+            may_pack = not item.choice.names
+            lacking = None if able else explain(gang, placement, chosen, never=True, may_pack=may_pack)
+            self._known[shape] = lacking and self.choices.told(item.choice, lacking)
         return self._known[shape]
 
 
@@ -109,9 +129,27 @@ def decide(
     them. Keep ``Waiting``, ``Running`` and ``capacity`` between passes: they remember what they have worked out.
     """
     capacity = capacity or Capacity()
+    nodes = with_tenancy(nodes, tenancy_of(running))
     capacity.look_at(nodes)
     one_pass = _Pass(nodes, running, rules or Rules(), now, capacity)
     return one_pass.walk(in_order(waiting))
+
+
+def lacks(item: Waiting, nodes: Sequence[Node]) -> str | None:
+    """Return why these nodes, empty, could not run a job that has not come yet; None when they could."""
+    capacity = Capacity()
+    capacity.look_at(with_tenancy(nodes, {}))
+    return capacity.lacks(item)
+
+
+def _is_as_before(one: Node, other: Node) -> bool:
+    return (
+        one.id == other.id
+        and one.total == other.total
+        and one.offline == other.offline
+        and one.labels == other.labels
+        and (one.groups, one.traits) == (other.groups, other.traits)
+    )
 
 
 PASSES: dict[Policy, Callable[[Waiting, Waiting], bool]] = {
@@ -135,7 +173,7 @@ class _Pass:
         self._backfill = rules.policy is Policy.BACKFILL
         self._now = now
         self._capacity = capacity
-        self._free = Room(nodes, Usage(rules, running))
+        self._free = Room(nodes, Usage(rules, running), capacity.choices)
         self._leaving = {job.job_id: job for job in running if job.stopping}
         self._later = self._free.copy()
         """What will be free when those who are leaving have left, less what is claimed by those it is for."""
@@ -154,7 +192,7 @@ class _Pass:
         self._full_for: dict[str, str] = {}
         self._nobody_helps: set[str] = set()
         self._refused: dict[tuple[str, str], float] = {}
-        self._holders: dict[Kind, str] = {}
+        self._holders: dict[tuple[Kind, Choice], str] = {}
 
     def walk(self, line: Sequence[Waiting]) -> list[Decision]:
         """Answer everybody in turn; who is like one that was answered since anything changed gets the same answer."""
@@ -182,7 +220,7 @@ class _Pass:
         may_start = self._first is None or (not self._closed and self._passes(item, self._first))
         rooms = self._rooms(item) if may_start else None
         if rooms is not None:
-            return [self._place(item, rooms)]
+            return [self._place(*self._as_many_as_fit(item, rooms))]
         decisions = self._claim(item) if self._may_claim(item) else None
         if decisions is None:
             decisions = [self._blocked(item) if may_start else self._behind(item)]
@@ -216,6 +254,21 @@ class _Pass:
         if self._stuck and self._backfill:
             return self._rooms_beside_promises(item)
         return self._free_rooms(item)
+
+    def _as_many_as_fit(
+        self, item: Waiting, rooms: tuple[Assignment, ...]
+    ) -> tuple[Waiting, tuple[Assignment, ...]]:
+        """Return the job with the most of its range of nodes that fits now, and where; it fits on ``rooms`` with the least."""
+        least, most = item.spec.span if isinstance(item.spec.nodes, str) else (0, 0)
+        while least < most:
+            middle = (least + most + 1) // 2
+            larger = item.sized(middle)
+            found = self._rooms(larger)
+            if found is None:
+                most = middle - 1
+            else:
+                item, rooms, least = larger, found, middle
+        return item, rooms
 
     def _free_rooms(self, item: Waiting) -> tuple[Assignment, ...] | None:
         rooms = self._free.find(item)
@@ -256,7 +309,9 @@ class _Pass:
         if self._promises is None:
             staying = [stay_of(job, self._now) for job in self._running if job.job_id not in self._leaving]
             nodes = list(self._later.nodes.values())
-            self._promises = Promises(nodes, [*staying, *self._stays], self._rules, self._now)
+            self._promises = Promises(
+                nodes, [*staying, *self._stays], self._rules, self._now, self._capacity.choices
+            )
         for item in self._stuck[self._promises.count :]:
             self._promises.make(item)
         return self._promises
@@ -337,26 +392,50 @@ class _Pass:
 
     def _told_missing(self, item: Waiting) -> str:
         """Say what the job lacks, how many nodes have it, and who has the rest of what is scarcest for it."""
-        kind = item.kinds[0]
-        fitting = len(self._free.able(kind))
-        if kind not in self._holders:
-            self._holders[kind] = self._holders_of(min(kind, key=self._times_free)[0])
-        nodes = list(self._free.nodes.values())
+        kind, choices = item.kinds[0], self._capacity.choices
+        nodes = choices.among(self._free.nodes.values(), item.choice)
+        fitting = len(choices.among(self._free.able(kind), item.choice))
         missing = explain(item.gang, item.spec.placement, nodes, never=False, fitting=fitting)
-        return missing + self._holders[kind]
+        if (kind, item.choice) not in self._holders:
+            self._holders[kind, item.choice] = self._holders_for(item)
+        told = choices.told(item.choice, missing) + self._holders[kind, item.choice]
+        return told if item.spec.exclusive else told + self._alone
 
-    def _times_free(self, one: tuple[str, float]) -> float:
-        """Return for how many instances all nodes together have enough of a resource."""
-        name, amount = one
-        return sum(node.free.get(name, 0.0) for node in self._nodes) / amount
+    @cached_property
+    def _alone(self) -> str:
+        """Who lets nobody onto his nodes, however much is free there."""
+        alone = sorted(job.job_id for job in self._running if job.spec.exclusive)
+        return (
+            f"; {some(alone, NAMED + 1)} {'has' if len(alone) == 1 else 'have'} nodes alone" if alone else ""
+        )
 
-    def _holders_of(self, name: str) -> str:
-        placed = [stay.job for stay in self._stays if stay.job.job_id not in self._claimants]
-        held = {job.job_id: job.amounts.get(name, 0.0) for job in (*self._running, *placed)}
-        used = sum(node.total.get(name, 0.0) - node.free.get(name, 0.0) for node in self._nodes)
-        outside = used - sum(job.amounts.get(name, 0.0) for job in self._running)
+    def _holders_for(self, item: Waiting) -> str:
+        """Say who has most of what is scarcest for the job on the nodes that it may use."""
+        nodes = self._capacity.choices.among(self._nodes, item.choice)
+
+        def times_free(one: tuple[str, float]) -> float:
+            """For how many instances all these nodes together have enough of a resource."""
+            return sum(node.free.get(one[0], 0.0) for node in nodes) / one[1]
+
+        return self._holders_of(min(item.kinds[0], key=times_free)[0], nodes)
+
+    def _holders_of(self, name: str, nodes: Sequence[Node]) -> str:
+        here = {node.id for node in nodes}
+
+        def has(stay: Running | Stay) -> float:
+            return sum(stay.held[node_id].get(name, 0.0) for node_id in stay.held.keys() & here)
+
+        placed = {
+            stay.job.job_id: has(stay) for stay in self._stays if stay.job.job_id not in self._claimants
+        }
+        ours = {job.job_id: has(job) for job in self._running}
+        held = {**ours, **placed}
+        used = sum(node.total.get(name, 0.0) - node.free.get(name, 0.0) for node in nodes)
+        outside = used - sum(ours.values())
         amount = size if name == "memory" else "{:g}".format
         largest = sorted((job_id for job_id in held if held[job_id]), key=lambda one: (-held[one], one))
+        if name == TENANCY:
+            return f"; other jobs are there: {some(largest, NAMED + 1)}" if largest else ""
         told = [f"{job_id} ({amount(held[job_id])})" for job_id in largest]
         if outside > 1e-3 * (1 + used):  # not the bytes by which Ray's figures for memory differ
             told.insert(0, f"programs outside raycontrol ({amount(outside)})")

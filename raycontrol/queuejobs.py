@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from raycontrol.arrayspec import array_of, index_of
-from raycontrol.placement import Assignment, demand, hardest
+from raycontrol.choosing import ANY, Choice, choice_of
+from raycontrol.placement import TENANCY, Assignment, hardest, needs
 from raycontrol.spec import JobSpec, Member, members
 from raycontrol.status import Policy, Word
 
@@ -34,13 +35,15 @@ ASIDE = frozenset({Wait.HELD, Wait.INFEASIBLE, Wait.USER_LIMIT})
 
 @dataclass(frozen=True)
 class Rules:
-    """The site's: the policy, and how much may run at a time, of one user and of all together. None: any number."""
+    """The site's: the policy, how much may run at a time, of one user and of all together (None: any number), and by which
+    labels nodes are neighbours, the widest first."""
 
     policy: Policy = Policy.TRAVERSE
     user_jobs: int | None = None
     user_gpus: float | None = None
     all_jobs: int | None = None
     all_gpus: float | None = None
+    topology: tuple[str, ...] = ()
 
     @cached_property
     def limited(self) -> bool:
@@ -48,11 +51,11 @@ class Rules:
 
 
 Kind: TypeAlias = "tuple[tuple[str, float], ...]"
-"""What one instance takes, by Ray's resource names."""
+"""What one instance takes, by Ray's resource names, and its tenancy."""
 
 
 def _kind(member: Member) -> Kind:
-    return tuple(demand(member.resources).items())
+    return tuple(needs(member).items())
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,12 @@ class QueueJob:
 
     @cached_property
     def gang(self) -> tuple[Member, ...]:
-        return members(self.spec)
+        """Its instances; of a range of nodes those of the least."""
+        return members(self.spec.smallest)
+
+    @cached_property
+    def choice(self) -> Choice:
+        return choice_of(self.spec)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -91,7 +99,8 @@ class QueueJob:
         A text, because those remember their hash.
         """
         kinds = itertools.groupby(_kind(member) for member in self.gang)
-        return f"{self.spec.placement} {[(kind, len(list(equal))) for kind, equal in kinds]}"
+        chosen = "" if self.choice == ANY else f" {self.choice}"
+        return f"{self.spec.placement} {[(kind, len(list(equal))) for kind, equal in kinds]}{chosen}"
 
     def over_by(self, now: float) -> float | None:
         """Return when the job is over at the latest if it starts now; None: nobody knows."""
@@ -137,6 +146,10 @@ class Waiting(QueueJob):
     def work_out(self) -> None:
         """Work out all that a pass asks of the job; raises whatever comes of a spec that cannot be understood."""
         _ = self.turn, self.alike_of_user, self.kinds, self.gpus, self.over_by(0.0)
+
+    def sized(self, nodes: int) -> Waiting:
+        """Return the job with a number of its range of nodes."""
+        return replace(self, spec=self.spec.sized(nodes))
 
 
 @dataclass(frozen=True)
@@ -202,6 +215,15 @@ class Preempt:
 
     job_id: str
     for_job: str
+
+
+def tenancy_of(jobs: Iterable[Running]) -> dict[str, float]:
+    """Return how much of each node's tenancy these jobs have, by its id."""
+    held: dict[str, float] = {}
+    for job in jobs:
+        for node_id, amounts in job.held.items():
+            held[node_id] = held.get(node_id, 0.0) + amounts[TENANCY]
+    return held
 
 
 Decision: TypeAlias = PlaceNow | KeepWaiting | Preempt

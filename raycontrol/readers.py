@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
-from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.job import Submission
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Metrics, QueueEntry, Wish
@@ -90,6 +90,21 @@ class Door(Reader, Protocol):
 
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         """Return the cluster's nodes; see ``Client.nodes``."""
+
+    def set_offline(self, names: Sequence[str], reason: str, by: str) -> list[OfflineNode]:
+        """Let nodes take no new job; see ``Roster.set_offline``."""
+
+    def set_online(self, names: Sequence[str], by: str) -> list[str]:
+        """Let nodes take jobs again; return their names."""
+
+    def node_groups(self) -> list[NodeGroup]:
+        """Return the groups of nodes, ordered by name."""
+
+    def add_to_group(self, group: str, names: Sequence[str], by: str) -> NodeGroup:
+        """Put nodes into a group; return it as it is then."""
+
+    def remove_from_group(self, group: str, names: Sequence[str] | None, by: str) -> NodeGroup:
+        """Take nodes out of a group (None: all of them); raises UsageError where they are not in it."""
 
     def queue(self) -> list[QueueEntry]:
         """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
@@ -199,7 +214,8 @@ class ClusterDoor:
         return self._ask(self._controller.stop.remote(job_id, why, force))  # type: ignore[no-any-return]
 
     def doubts(self, spec: JobSpec) -> str | None:
-        return self._session.doubts(spec)  # type: ignore[no-any-return]
+        lacking = self._ask(self._controller.doubts.remote(spec.without_secrets()))
+        return self._session.told_doubts(lacking)  # type: ignore[no-any-return]
 
     def has_package(self, digest: str) -> bool:
         return self._ask(self._session.archive().has_package.remote(digest))  # type: ignore[no-any-return]
@@ -215,6 +231,21 @@ class ClusterDoor:
 
     def nodes(self, names: Sequence[str] | None, check: bool) -> list[NodeInfo]:
         return self._ask(self._controller.nodes.remote(names, check))  # type: ignore[no-any-return]
+
+    def set_offline(self, names: Sequence[str], reason: str, by: str) -> list[OfflineNode]:
+        return self._ask_roster("set_offline", names, reason, by)  # type: ignore[no-any-return]
+
+    def set_online(self, names: Sequence[str], by: str) -> list[str]:
+        return self._ask_roster("set_online", names, by)  # type: ignore[no-any-return]
+
+    def node_groups(self) -> list[NodeGroup]:
+        return self._ask_roster("groups")  # type: ignore[no-any-return]
+
+    def add_to_group(self, group: str, names: Sequence[str], by: str) -> NodeGroup:
+        return self._ask_roster("add_to_group", group, names, by)  # type: ignore[no-any-return]
+
+    def remove_from_group(self, group: str, names: Sequence[str] | None, by: str) -> NodeGroup:
+        return self._ask_roster("remove_from_group", group, names, by)  # type: ignore[no-any-return]
 
     def queue(self) -> list[QueueEntry]:
         return self._ask(self._controller.queue.remote())  # type: ignore[no-any-return]
@@ -259,6 +290,9 @@ class ClusterDoor:
 
     def prune(self, job_ids: Sequence[str]) -> None:
         self._ask(self._controller.prune.remote(job_ids))
+
+    def _ask_roster(self, method: str, *arguments: Any) -> Any:
+        return self._ask(self._controller.ask_roster.remote(method, *arguments))
 
     def _ask_porter(self, method: str, *arguments: Any) -> Any:
         return self._ask(self._controller.ask_porter.remote(method, *arguments))

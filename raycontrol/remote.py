@@ -19,7 +19,7 @@ from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter
 from raycontrol.access import Role, TokenInfo
 from raycontrol.cursors import cursor_after
 from raycontrol.errors import JobNotFound
-from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.httpcalls import Call, HttpCalls, about, as_json, given, segment
 from raycontrol.job import Submission
 from raycontrol.spec import JobSpec
@@ -54,6 +54,9 @@ MEMBERS = TypeAdapter(list[MemberInfo])
 EVENTS = TypeAdapter(list[Event])
 QUEUE = TypeAdapter(list[QueueEntry])
 NODES = TypeAdapter(list[NodeInfo])
+OFFLINE = TypeAdapter(list[OfflineNode])
+NODE_GROUP = TypeAdapter(NodeGroup)
+NODE_GROUPS = TypeAdapter(list[NodeGroup])
 USAGE = TypeAdapter(dict[str, tuple[InstanceUsage, ...]])
 SIZES = TypeAdapter(dict[str, int])
 NAMES = TypeAdapter(list[str])
@@ -220,6 +223,26 @@ class HttpDoor:
         return self._calls.read(
             NODES, Call("GET", "/nodes", given(name=[*names] if names else None, check=check))
         )
+
+    def set_offline(self, names: Sequence[str], reason: str, by: str) -> list[OfflineNode]:
+        """``by`` is not sent, here and below: the server knows whose token asks."""
+        body = as_json({"nodes": [*names], "reason": reason})
+        return self._calls.read(OFFLINE, Call("POST", "/nodes/offline", body=body))
+
+    def set_online(self, names: Sequence[str], by: str) -> list[str]:
+        return self._calls.read(NAMES, Call("POST", "/nodes/online", body=as_json({"nodes": [*names]})))
+
+    def node_groups(self) -> list[NodeGroup]:
+        return self._calls.read(NODE_GROUPS, Call("GET", "/node_groups"))
+
+    def add_to_group(self, group: str, names: Sequence[str], by: str) -> NodeGroup:
+        path = f"/node_groups/{segment(group)}/add"
+        return self._calls.read(NODE_GROUP, Call("POST", path, body=as_json({"nodes": [*names]})))
+
+    def remove_from_group(self, group: str, names: Sequence[str] | None, by: str) -> NodeGroup:
+        path = f"/node_groups/{segment(group)}/remove"
+        wanted = {"nodes": None if names is None else [*names]}
+        return self._calls.read(NODE_GROUP, Call("POST", path, body=as_json(wanted)))
 
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str

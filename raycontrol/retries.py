@@ -88,7 +88,7 @@ def again(job: Job) -> Again | None:
     backoff_s = job.spec.retry.backoff_s
     pause_s = min(backoff_s * 2**used, LONGEST_PAUSE_S) if backoff_s else 0.0
     sound = all(item.state is not InstanceState.LOST for item in job.instances)
-    keeps_nodes = budget is Budget.PROGRAM and sound and not pause_s and job.held is None
+    keeps_nodes = budget is Budget.PROGRAM and sound and not job.drained and not pause_s and job.held is None
     return Again(budget, used + 1, most, pause_s, keeps_nodes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from raycontrol.choosing import Choices
 from raycontrol.placement import EPSILON, Assignment, Node, find, fits, reserve, with_free
 from raycontrol.queuejobs import Job, Kind, Rules, Running, Waiting
 from raycontrol.wording import counted
@@ -67,14 +68,15 @@ class Usage:
 class Room:
     """What is free. A copy costs little: a node is replaced, never changed."""
 
-    def __init__(self, nodes: Iterable[Node], usage: Usage) -> None:
+    def __init__(self, nodes: Iterable[Node], usage: Usage, choices: Choices) -> None:
         self.nodes = {node.id: node for node in nodes}
         self.usage = usage
+        self._choices = choices
         self._able: dict[Kind, list[str]] = {}
         """Nodes that one instance of a kind fitted on: while nothing is given back, it fits on no others."""
 
     def copy(self) -> Room:
-        return Room(self.nodes.values(), self.usage.copy())
+        return Room(self.nodes.values(), self.usage.copy(), self._choices)
 
     def find(self, item: Waiting) -> tuple[Assignment, ...] | None:
         """Return nodes that are free for a job, if there are any and no limit is in the way."""
@@ -85,6 +87,7 @@ class Room:
     def candidates(self, item: Waiting) -> list[Node]:
         """Return the nodes that are worth a look for a job."""
         found = self.able(item.kinds[0]) if len(item.kinds) == 1 else list(self.nodes.values())
+        found = self._choices.among(found, item.choice)
         return [node for node in found if node.id not in item.avoided] if item.avoided else found
 
     def able(self, kind: Kind) -> list[Node]:

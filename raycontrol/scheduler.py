@@ -14,6 +14,8 @@ from raycontrol.errors import UsageError
 from raycontrol.events import JobEvent, MemberChosen, NodesChosen, PlacementDeferred, Preempted
 from raycontrol.job import FENCE_S, Job
 from raycontrol.ledger import Ledger
+from raycontrol.roster import Roster
+from raycontrol.spec import JobSpec
 from raycontrol.status import JobState
 
 log = logging.getLogger(__name__)
@@ -34,8 +36,10 @@ class Scheduler:
         clock: Callable[[], float],
         rules: Callable[[], queue.Rules],
         fence_s: Callable[[], float],
+        roster: Roster,
     ) -> None:
         self._ledger = ledger
+        self._roster = roster
         self._cluster = cluster
         self._clock = clock
         self._read_rules = rules
@@ -70,8 +74,20 @@ class Scheduler:
         return found.text
 
     async def rooms(self) -> tuple[placement.Node, ...]:
-        """Return the living nodes with what is free on them."""
-        return _less_our_own(await self._cluster.nodes(), self._running())
+        """Return the living nodes with what is free on them, and what is known of them."""
+        nodes = await self._cluster.nodes()
+        return self._roster.marked(_less_our_own(nodes, self._running()), self._rules.topology)
+
+    async def doubts(self, spec: JobSpec) -> str | None:
+        """Return why the cluster as it is could never run a job that is not submitted yet, or None.
+
+        Raises UsageError where it names a group of nodes that there is not.
+        """
+        self._roster.check(spec)
+        item = queue.Waiting("", spec, 0.0)
+        if item.choice.asks_for_facts and (asked := self._roster.learn(await self._cluster.nodes())):
+            await asyncio.wait(asked)
+        return queue.lacks(item, await self.rooms())
 
     async def run(self) -> None:
         """Serve the queue, for ever."""
@@ -127,9 +143,11 @@ class Scheduler:
         return [running for _, running in self._known_running.values() if running is not None]
 
     async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
-        nodes = await self.rooms()
-        now = self._clock()
         self._look_at_settings()
+        nodes = await self.rooms()
+        if any(item.choice.asks_for_facts for item in waiting):
+            self._roster.learn(nodes)
+        now = self._clock()
         began = time.monotonic()
         decisions = queue.decide(waiting, nodes, self._running(), self._rules, now, self._capacity)
         self._pass_s = time.monotonic() - began

@@ -43,6 +43,7 @@ class Settings:
     ``queue_policy`` says what a job that does not fit means for those behind it (``status.Policy``); at a time so many jobs
     may have nodes, and so many GPUs: ``user_jobs`` and ``user_gpus`` of one user, ``all_jobs`` and ``all_gpus`` of all.
     What an attempt runs on a host that cannot reach the head's host for ``fence_s`` seconds is ended there.
+    ``topology_labels`` names the labels of nodes that say where they stand, the widest first: neighbours get neighbouring ranks.
     ``url`` is where `raycontrol serve` answers, which clients then use instead of Ray, with ``token`` or what
     ``token_file`` holds; ``insecure_http`` lets them send it over plain http to other machines. ``sources`` says, by
     field, where a value that is not a default came from.
@@ -67,6 +68,7 @@ class Settings:
     all_jobs: int | None = None
     all_gpus: float | None = None
     fence_s: float = 50
+    topology_labels: str = "topology.kubernetes.io/zone,ray.io/availability-zone,rack,switch"
     url: str | None = None
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
@@ -242,6 +244,15 @@ def _policy(raw: object) -> str:
         raise ValueError(f"must be one of {', '.join(Policy)}") from None
 
 
+def _labels(raw: object) -> str:
+    names = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", name.strip()) for name in names
+    ):
+        raise ValueError("must be names of labels with commas between them, such as rack,switch")
+    return ",".join(name.strip() for name in names)
+
+
 def _flag(raw: object) -> bool:
     word = raw.lower() if isinstance(raw, str) else raw
     if word in (True, "1", "true"):
@@ -296,6 +307,7 @@ FIELDS: Mapping[str, Field] = {
     "all_jobs": Field("RAYCONTROL_ALL_JOBS", _whole(1)),
     "all_gpus": Field("RAYCONTROL_ALL_GPUS", _amount),
     "fence_s": Field("RAYCONTROL_FENCE_S", _fence),
+    "topology_labels": Field("RAYCONTROL_TOPOLOGY_LABELS", _labels),
     "url": Field("RAYCONTROL_URL", checked_url),
     "token": Field("RAYCONTROL_TOKEN", checked_token, secret=True),
     "token_file": Field("RAYCONTROL_TOKEN_FILE", _path),

@@ -17,9 +17,9 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_val
 from raycontrol import specfile, specrules
 from raycontrol.errors import UsageError
 from raycontrol.specfile import Document
+from raycontrol.specnodes import NodeCount, NodeNames, Where, span
 from raycontrol.specparts import (
     LAUNCHERS,
-    MAX_INSTANCES,
     RESERVED,
     SINGLE_ROLE,
     After,
@@ -98,8 +98,18 @@ class JobSpec(Part):
     """How the job's processes find each other."""
     command: Command
     """The start command: text runs in bash with pipefail, a list runs without a shell."""
-    nodes: Annotated[Whole, Field(ge=1, le=MAX_INSTANCES)] | None = None
-    """How many instances: one master (launcher, head) and n - 1 workers; by default 1. Instead of groups."""
+    nodes: NodeCount | None = None
+    """How many instances: one master (launcher, head) and n - 1 workers; by default 1. Instead of groups. 2-4: as many of these as fit when the job starts."""
+    node_names: NodeNames = ()
+    """Exactly these nodes, by name or IP, one instance on each."""
+    exclude: NodeNames = ()
+    """Never on these nodes, by name or IP."""
+    where: Where = Field(default_factory=dict)
+    """Only on nodes of which all of this is true: Ray's labels (rack: r1, rack: in(r1,r2), rack: "!in(r1,r2)"), gpu_model, gpu_memory_gib, rdma."""
+    node_group: Name | None = None
+    """Only on nodes of this group of the cluster's (raycontrol node group)."""
+    exclusive: Bool = False
+    """No other job of raycontrol's on the nodes of this one."""
     resources: Resources = Resources()
     """What every instance gets of its node."""
     slots: Slots | None = None
@@ -217,6 +227,25 @@ class JobSpec(Part):
     def revealed(self) -> dict[str, Any]:
         """This spec as plain JSON values, its secrets in the clear: for the way to a cluster, and nothing else."""
         return {**self.model_dump(mode="json"), "secret_env": self.secrets()}
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The least and the most instances that ``nodes`` allows; groups have counts of their own."""
+        return span(self.nodes if self.nodes is not None else len(self.node_names) or 1)
+
+    def sized(self, nodes: int | str) -> JobSpec:
+        """This spec with another value of ``nodes``: one of its range, or the range again."""
+        return self.model_copy(update={"nodes": nodes})
+
+    @property
+    def smallest(self) -> JobSpec:
+        """This spec with the least of its range of nodes; itself where it has none."""
+        return self.sized(self.span[0]) if isinstance(self.nodes, str) else self
+
+    @property
+    def largest(self) -> JobSpec:
+        """This spec with the most of its range of nodes; itself where it has none."""
+        return self.sized(self.span[1]) if isinstance(self.nodes, str) else self
 
     def settled(self, site: Site) -> JobSpec:
         """This spec with the site's values where it leaves the choice to the site."""
@@ -341,11 +370,15 @@ class Member:
     slots: int
     command: str | tuple[str, ...]
     env: Mapping[str, str | None]
+    exclusive: bool = False
 
 
 def members(spec: JobSpec) -> tuple[Member, ...]:
-    """The instances of a job in INDEX order: the single role first (ps: chief, else worker), then groups as written."""
-    groups = groups_of(spec.mode, spec.groups, spec.nodes)
+    """The instances of a job in INDEX order: the single role first (ps: chief, else worker), then groups as written.
+
+    Of a range of nodes all that it may have: where a number was decided on, ask with ``spec.sized``.
+    """
+    groups = groups_of(spec.mode, spec.groups, spec.span[1])
     lead = lead_group(spec.mode, groups)
     names = sorted(groups, key=lambda name: name != lead)  # a stable sort: only the leading group moves
     wanted = [(name, number) for name in names for number in range(groups[name].count)]
@@ -367,4 +400,5 @@ def _member(spec: JobSpec, name: str, group: Group, index: int, number: int) -> 
         slots=group.slots or spec.slots or max(1, int(resources.gpu)),
         command=group.command if group.command is not None else spec.command,
         env={**spec.env, **group.env},
+        exclusive=spec.exclusive,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError
 
+from raycontrol import conditions
 from raycontrol.errors import SpecError
 from raycontrol.specfaults import Problem, faults_of, got, problems_of
 from raycontrol.specfile import Document, Keys
@@ -23,6 +24,7 @@ from raycontrol.specparts import (
     SINGLE_ROLE,
     Group,
     Mode,
+    Placement,
     RayOptions,
     RunOn,
     Success,
@@ -141,7 +143,7 @@ class _Sum:
         self._written = written
         self._broken = {problem.path for problem in broken if not problem.unknown}
         self._document = document
-        self._groups = groups_of(spec.mode, spec.groups, spec.nodes)
+        self._groups = groups_of(spec.mode, spec.groups, spec.span[1])
 
     def problems(self) -> Iterator[Problem]:
         yield from self._shape()
@@ -156,6 +158,11 @@ class _Sum:
         yield from self._secrets()
         yield from self._exit_codes()
         yield from self._after()
+        yield from self._node_names()
+        yield from self._where()
+        if self._spec.exclusive and self._spec.placement is Placement.PACK:
+            rule = "must not be given together with `placement: pack`, whose instances share nodes"
+            yield Problem(("exclusive",), rule)
         if self._known("mode") and self._known("run_on"):
             yield from self._run_on()
         if self._known("mode"):
@@ -166,6 +173,33 @@ class _Sum:
             yield from self._array()
         if self._known("rdma") and self._spec.rdma.when is When.ON:
             yield from self._rdma_on()
+
+    def _node_names(self) -> Iterator[Problem]:
+        """One instance on each: a count beside them can only be the same."""
+        names, written = self._spec.node_names, self._written.get("nodes")
+        if not names or not self._known("nodes") or not self._known("groups"):
+            return
+        if self._spec.placement is Placement.PACK:
+            rule = "are for `placement: strict`, one instance on each; with pack choose nodes by `node_group` or `where`"
+            yield Problem(("node_names",), rule)
+        count = self._spec.span if written is not None else (len(names),) * 2
+        if self._spec.groups:
+            count = (sum(group.count for group in self._spec.groups.values()),) * 2
+        if count != (len(names),) * 2:
+            wanted = f"{count[0]}" if count[0] == count[1] else f"{count[0]} to {count[1]}"
+            rule = f"must name as many nodes as there are instances ({wanted})"
+            yield Problem(("node_names",), rule, f"{len(names)}")
+        both = sorted({*names} & {*self._spec.exclude})
+        if both:
+            yield Problem(("exclude",), f"must not name nodes of node_names ({', '.join(both)})")
+
+    def _where(self) -> Iterator[Problem]:
+        for name, text in self._spec.where.items():
+            try:
+                conditions.parsed(name, text)
+            except ValueError as error:
+                path: Keys = ("where", name)
+                yield Problem(path, str(error), got(path, text, self._document))
 
     def _rdma_on(self) -> Iterator[Problem]:
         """What no nodes can mend."""
@@ -196,7 +230,7 @@ class _Sum:
             rule = "must not be given together with groups, whose counts say how many instances there are"
             yield Problem(("nodes",), rule, got(("nodes",), nodes, self._document))
         if self._known("mode") and mode is Mode.PS and not groups:
-            workers = max(1, (self._spec.nodes or 2) - 1)
+            workers = max(1, (self._spec.span[1] if nodes is not None else 2) - 1)
             wanted = f"groups: {{ps: {{count: 1}}, worker: {{count: {workers}}}}}"
             if nodes is None:
                 yield Problem(("groups",), f"must be given in mode ps, such as `{wanted}`")

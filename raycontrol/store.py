@@ -23,6 +23,7 @@ from raycontrol.arrayspec import MARK, array_of
 from raycontrol.database import FILE_NAME, MIGRATIONS, Database, Migration, events, jobs, removed
 from raycontrol.errors import IdTaken, JobIsThere, StoreError, StoreRefused
 from raycontrol.leases import Lease, LeaseRow
+from raycontrol.noderows import NodeRows
 from raycontrol.status import Event, JobState, MemberInfo, Metrics, Note
 
 __all__ = ["Change", "JobRow", "Lease", "LeaseRow", "New", "Store"]
@@ -96,6 +97,7 @@ class Store:
         self.home = Path(home)
         self._database = Database(self.home, create=create, migrations=migrations, busy_s=busy_s)
         self.access = AccessRows(self._database)
+        self.nodes = NodeRows(self._database)
 
     @classmethod
     def open_existing(cls, home: Path) -> Store | None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from raycontrol.duties import Cluster
 from raycontrol.errors import RaycontrolError, UsageError
-from raycontrol.hardware import NodeFacts, NodeInfo
+from raycontrol.hardware import NodeFacts, NodeInfo, NodeState, OfflineNode
 from raycontrol.job import Job
 from raycontrol.lookups import LOOKUP_S, PEERS_LOOKED_UP
 from raycontrol.placement import Node
@@ -31,12 +31,14 @@ class Survey:
 
     A node that does not answer within ``answer_s`` seconds, or cannot, is shown without facts and holds up no other.
     ``check``: also how far the nodes' clocks are off, and how long the names of their peers take.
+    ``offline`` says of a name why that node is.
     """
 
     cluster: Cluster
     clock: Callable[[], float]
     check: bool = False
     answer_s: float = ANSWER_S
+    offline: Callable[[str], OfflineNode | None] = lambda name: None
 
     async def nodes(
         self, rooms: Sequence[Node], jobs: Sequence[Job], names: Sequence[str] | None
@@ -50,6 +52,8 @@ class Survey:
         )
 
     async def _node(self, room: Node, head: bool, jobs: Sequence[Job], ips: Sequence[str]) -> NodeInfo:
+        jobs_here = _jobs_on(room.id, jobs)
+        offline = self.offline(room.name)
         bare = NodeInfo(
             id=room.id,
             name=room.name,
@@ -58,7 +62,10 @@ class Survey:
             total=_shown(room.total),
             free=_shown(room.free),
             labels=dict(room.labels),
-            jobs=_jobs_on(room.id, jobs),
+            state=_state(offline, jobs_here),
+            offline=offline,
+            groups=tuple(sorted(room.groups)),
+            jobs=jobs_here,
         )
         peers = [ip for ip in dict.fromkeys(ips) if ip != room.ip][:PEERS_LOOKED_UP]
         try:
@@ -117,6 +124,12 @@ def _fitting(rooms: Sequence[Node], name: str) -> list[Node]:
         known = ", ".join(sorted(f"{room.name} ({room.ip})" for room in rooms))
         raise UsageError(f"no node {name!r}; the cluster has {known or 'no nodes'}")
     return exact or by_id
+
+
+def _state(offline: OfflineNode | None, jobs: Sequence[str]) -> NodeState:
+    if offline is None:
+        return NodeState.ONLINE
+    return NodeState.DRAINING if jobs else NodeState.OFFLINE
 
 
 def _shown(resources: Mapping[str, float]) -> dict[str, float]:

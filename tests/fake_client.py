@@ -14,7 +14,7 @@ from typing import Any
 
 from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
-from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.status import (
     Event,
     InstanceInfo,
@@ -235,6 +235,7 @@ class FakeClient:
         self.offline: str | None = None
         self.url: str | None = None
         self.known_nodes: list[NodeInfo] = []
+        self.known_groups: list[NodeGroup] = []
         self.known_tokens: list[TokenInfo] = []
         self.token_error: Exception | None = None
         self.waiting: list[QueueEntry] = []
@@ -307,6 +308,32 @@ class FakeClient:
         if found is None:
             raise UsageError(f"there is no token {name!r}")
         return found.model_copy(update={"revoked_at": SUBMITTED_AT + 1})
+
+    def set_offline(self, names: Sequence[str], *, reason: str) -> builtins.list[OfflineNode]:
+        self.calls.append(("set_offline", (names, reason)))
+        known = {node.name for node in self.known_nodes}
+        return [
+            OfflineNode(name=name, reason=reason, by="ada", at=SUBMITTED_AT, absent=name not in known)
+            for name in names
+        ]
+
+    def set_online(self, names: Sequence[str]) -> builtins.list[str]:
+        self.calls.append(("set_online", names))
+        return [*names]
+
+    def node_groups(self) -> builtins.list[NodeGroup]:
+        return self.known_groups
+
+    def add_to_group(self, group: str, names: Sequence[str]) -> NodeGroup:
+        self.calls.append(("add_to_group", (group, names)))
+        known = {node.name for node in self.known_nodes}
+        return NodeGroup(
+            name=group, nodes=tuple(names), absent=tuple(name for name in names if name not in known)
+        )
+
+    def remove_from_group(self, group: str, names: Sequence[str] | None = None) -> NodeGroup:
+        self.calls.append(("remove_from_group", (group, names)))
+        return NodeGroup(name=group, nodes=())
 
     def queue(self) -> builtins.list[QueueEntry]:
         return self.waiting

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raycontrol.cli import controller, jobs, nodes, offline, queueing, run, serve, token, top
+from raycontrol.cli import controller, draining, jobs, nodes, offline, queueing, run, serve, token, top
 
 
 class WithCommand(TyperCommand):
@@ -34,7 +34,14 @@ controller_app = typer.Typer(
 node_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at one node of the cluster.",
+    help="Look at one node of the cluster; say which nodes take jobs, and group them.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+group_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Groups of nodes that jobs may ask for (`node_group`).",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -89,8 +96,14 @@ app.command(short_help="Print a job's variables for this shell.")(offline.env)
 app.command("ray-env", short_help="Print settings for `ray start`.")(offline.ray_env)
 app.command(short_help="Print the JSON Schema of a spec.")(offline.schema)
 app.command("nodes", short_help="List the cluster's nodes and who uses them.")(nodes.list_nodes)
-app.add_typer(node_app, name="node", short_help="Look at one node.")
+app.add_typer(node_app, name="node", short_help="Look at one node, drain or group nodes.")
 node_app.command(short_help="Show everything about it.")(nodes.show)
+node_app.command(short_help="Let nodes take no new job.")(draining.offline)
+node_app.command(short_help="Let nodes take jobs again.")(draining.online)
+node_app.add_typer(group_app, name="group", short_help="Group nodes, for jobs to ask for.")
+group_app.command("list", short_help="List the groups.")(draining.list_groups)
+group_app.command(short_help="Put nodes into one.")(draining.add)
+group_app.command(short_help="Take nodes out of one, or remove it.")(draining.remove)
 app.command(short_help="Check the nodes: ok, or what to do.")(nodes.doctor)
 app.command(short_help="Remove old ended jobs, their logs and outputs.")(jobs.prune)
 app.add_typer(controller_app, name="controller", short_help="Show or replace the cluster's controller.")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from raycontrol.doctor import Check
     from raycontrol.hardware import Gpu, Interface, Limit, NodeFacts, NodeInfo, RdmaPort
 
-COLUMNS = ("NAME", "IP", "CPU", "GPU", "MEMORY", "RDMA", "JOBS", "NOTE")
-JOBS_SHOWN = 3
+COLUMNS = ("NAME", "IP", "STATE", "CPU", "GPU", "MEMORY", "RDMA", "GROUPS", "JOBS", "NOTE")
+GROUPS_SHOWN = JOBS_SHOWN = 3
 
 Section = dict[str, str | None]
 """Lines by their labels; what is None is not shown."""
@@ -24,10 +24,12 @@ def row(node: NodeInfo) -> tuple[str, ...]:
     return (
         node.name,
         node.ip,
+        node.state,
         _share(node, "CPU"),
         _gpus(node),
         _memory(node),
         _ports_up(node.facts),
+        some(node.groups, GROUPS_SHOWN),
         some(node.jobs, JOBS_SHOWN),
         "; ".join(_notes(node)),
     )
@@ -96,6 +98,8 @@ def _ports_up(facts: NodeFacts | None) -> str:
 def _notes(node: NodeInfo) -> Iterable[str]:
     if node.head:
         yield "head"
+    if node.offline is not None:
+        yield f"{node.offline.reason} ({node.offline.by})"
     if node.silent is not None:
         yield node.silent
     if node.facts is not None and node.facts.driver.problem is not None:
@@ -123,13 +127,20 @@ def _in_ray(node: NodeInfo) -> Section:
     return {
         "id": node.id,
         "head": "yes" if node.head else None,
+        "state": _state(node),
         "CPUs": _free_of(node, "CPU"),
         "GPUs": _free_of(node, "GPU"),
         "memory": f"{_memory(node).replace('/', ' of ')} free" if _memory(node) else None,
+        "groups": ", ".join(node.groups) or None,
         "labels": ", ".join(f"{key}={value}" for key, value in node.labels.items()) or None,
         "jobs": ", ".join(node.jobs) or None,
         "silent": node.silent,
     }
+
+
+def _state(node: NodeInfo) -> str:
+    mark = node.offline
+    return node.state if mark is None else f"{node.state}: {mark.reason} ({mark.by}, {moment(mark.at)})"
 
 
 def _free_of(node: NodeInfo, resource: str) -> str | None:

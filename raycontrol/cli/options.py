@@ -75,10 +75,10 @@ Mode = Annotated[
     typer.Option(metavar="MODE", help="ddp, mpi, horovod, ps or ray.  [default: ddp]", show_default=False),
 ]
 Nodes = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         metavar="N",
-        help="Instances; each on a node of its own unless --placement pack.  [default: 1]",
+        help="Instances; each on a node of its own unless --placement pack; 2-4: as many of these as fit.  [default: 1]",
         show_default=False,
     ),
 ]

@@ -23,7 +23,7 @@ class Fields:
 
     name: str | None = None
     mode: str | None = None
-    nodes: int | None = None
+    nodes: str | None = None
     cpu: float | None = None
     gpu: float | None = None
     memory: str | None = None
@@ -38,6 +38,7 @@ class Fields:
         """Return what was given by its place in a spec: ``{"resources.gpu": 1}``."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["after"] = _after(self.after or [])
+        values["nodes"] = _count(self.nodes)
         return {
             f"resources.{name}" if name in _RESOURCES else name: value
             for name, value in values.items()
@@ -111,6 +112,14 @@ def _split(words: Sequence[str]) -> Sequence[str]:
         return shlex.split(words[0])
     except ValueError:  # an open quote: bash will say so
         return words[0].split()
+
+
+def _count(nodes: str | None) -> int | str | None:
+    """Return a count as a number, for the check to judge; what is none as it stands."""
+    try:
+        return None if nodes is None else int(nodes)
+    except ValueError:
+        return nodes
 
 
 def _command(words: Sequence[str]) -> str | list[str] | None:

@@ -30,7 +30,7 @@ from raycontrol.errors import (
     PackageError,
     UsageError,
 )
-from raycontrol.hardware import InstanceUsage, NodeInfo
+from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.job import Submission
 from raycontrol.logs import JobFolder
 from raycontrol.spec import JobSpec
@@ -312,6 +312,30 @@ class FakeDoor:
         if missing:
             raise UsageError(f"no node {missing.pop()!r}")
         return [node for node in self.known_nodes if names is None or node.name in names]
+
+    def set_offline(self, names: Sequence[str], reason: str, by: str) -> list[OfflineNode]:
+        self._fail()
+        self.calls.append(("set_offline", [*names], reason, by))
+        return [OfflineNode(name=name, reason=reason, by=by, at=1.0) for name in names]
+
+    def set_online(self, names: Sequence[str], by: str) -> list[str]:
+        self._fail()
+        self.calls.append(("set_online", [*names], by))
+        return [*names]
+
+    def node_groups(self) -> list[NodeGroup]:
+        self._fail()
+        return [NodeGroup(name="a100", nodes=("host-a", "host-z"), absent=("host-z",))]
+
+    def add_to_group(self, group: str, names: Sequence[str], by: str) -> NodeGroup:
+        self._fail()
+        self.calls.append(("add_to_group", group, [*names], by))
+        return NodeGroup(name=group, nodes=tuple(names))
+
+    def remove_from_group(self, group: str, names: Sequence[str] | None, by: str) -> NodeGroup:
+        self._fail()
+        self.calls.append(("remove_from_group", group, names, by))
+        return NodeGroup(name=group, nodes=())
 
     def create_token(
         self, name: str, role: Role, user: str, ttl_s: float | None, by: str

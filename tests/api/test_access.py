@@ -56,6 +56,11 @@ WHO_MAY = {
     "GET /api/v1/queue": EVERYBODY,
     "GET /api/v1/nodes": EVERYBODY,
     "GET /api/v1/nodes/{name}": EVERYBODY,
+    "POST /api/v1/nodes/offline": ADMINS,
+    "POST /api/v1/nodes/online": ADMINS,
+    "GET /api/v1/node_groups": EVERYBODY,
+    "POST /api/v1/node_groups/{group}/add": ADMINS,
+    "POST /api/v1/node_groups/{group}/remove": ADMINS,
     "GET /api/v1/sizes": EVERYBODY,
     "GET /api/v1/tokens": ADMINS,
     "POST /api/v1/tokens": ADMINS,
@@ -74,10 +79,20 @@ CHANGES = {
     "POST /api/v1/jobs/{job_id}/resume": "resume",
     "PUT /api/v1/jobs/{job_id}/priority": "priority",
     "PUT /api/v1/packages/{digest}": "upload",
+    "POST /api/v1/nodes/offline": "set nodes offline",
+    "POST /api/v1/nodes/online": "set nodes online",
+    "POST /api/v1/node_groups/{group}/add": "add nodes to group",
+    "POST /api/v1/node_groups/{group}/remove": "remove nodes from group",
     "POST /api/v1/tokens": "create token",
     "DELETE /api/v1/tokens/{name}": "revoke token",
 }
-PLACES = {"{job_id}": "digits-ab12cd", "{instance}": "worker-0", "{digest}": DIGEST, "{name}": "host-a"}
+PLACES = {
+    "{job_id}": "digits-ab12cd",
+    "{instance}": "worker-0",
+    "{digest}": DIGEST,
+    "{name}": "host-a",
+    "{group}": "a100",
+}
 
 
 def routes(api: Api) -> Iterator[tuple[str, Any]]:
@@ -159,6 +174,7 @@ ROWS = {
     "change jobs": Action.CHANGE_JOB,
     "look at the cluster": Action.READ_CLUSTER,
     "look into nodes": Action.READ_NODE,
+    "say what nodes are for": Action.MANAGE_NODES,
     "have tokens": Action.MANAGE_TOKENS,
     "read the audit": Action.READ_AUDIT,
 }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from raycontrol.choosing import Choices
 from raycontrol.placement import Node
 from raycontrol.queue import Capacity, KeepWaiting, PlaceNow, Policy, Rules, Running, Wait, Waiting, decide
 from raycontrol.room import Room, Usage
@@ -87,7 +88,7 @@ def measure(policy: Policy, nodes: Sequence[Node], waiting: Sequence[Waiting], r
     placed = {job.job_id for job in running}
     rest = [item for item in waiting if item.job_id not in placed]
     more = [*rest, replace(rest[0], job_id="added", submitted_at=1000.5)]
-    room = Room(nodes, Usage(rules))
+    room = Room(nodes, Usage(rules), Choices(nodes))
     for job in running:
         room.take(job, job.rooms)
     full = list(room.nodes.values())

@@ -86,9 +86,9 @@ def needs_hosts() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(needs_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three hosts, each with 4 CPUs and 8 GPUs by Ray's count; host 0 is the head."""
+    """Three hosts, each with 4 CPUs and 8 GPUs by Ray's count; host 0 is the head, hosts 0 and 2 are on one shelf."""
     with Hosts(3, keep=[tmp_path_factory.getbasetemp()]) as hosts:
-        hosts.start_cluster()
+        hosts.start_cluster(labels=["shelf=s2", "shelf=s1", "shelf=s2"])
         cluster = Cluster(hosts, tmp_path_factory.mktemp("home"))
         yield cluster
         cluster.close()

@@ -314,13 +314,18 @@ class Hosts:
     def start_ray(self, i: int, **options: Any) -> None:
         """Start Ray on host ``i``: as the head on host 0, else joining it.
 
-        ``cpus`` (4) and ``gpus`` (8), ``env`` (more of it for `ray start`), ``arguments`` (more of them),
-        ``user``, ``ray`` (the command). Without any of them: as it was last started there.
+        ``cpus`` (4) and ``gpus`` (8), ``env`` (more of it for `ray start`), ``arguments`` (more of them), ``labels`` (those
+        of each host, by its number), ``user``, ``ray`` (the command). Without any of them: as it was last started there.
         """
         started(i, self._ray_start(i, **(options or self.hosts[i].ray_options)))
 
     def _ray_start(self, i: int, **options: Any) -> HostProcess:
         self.hosts[i].ray_options = options
+        if "labels" in options:
+            options = {
+                **options,
+                "arguments": [*options.get("arguments", ()), "--labels", options["labels"][i]],
+            }
         return self.popen(i, ray_arguments(self.ip(i), self.address, **options), **ray_process(options))
 
     def _gcs_answers(self) -> bool:

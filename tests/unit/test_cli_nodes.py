@@ -12,7 +12,17 @@ import pytest
 from raycontrol.cli import invoke
 from raycontrol.cli.output import Output
 from raycontrol.cli.services import Services, this_machine
-from raycontrol.hardware import Driver, GpuProcess, Limit, Lookup, NodeFacts, NodeInfo
+from raycontrol.hardware import (
+    Driver,
+    GpuProcess,
+    Limit,
+    Lookup,
+    NodeFacts,
+    NodeGroup,
+    NodeInfo,
+    NodeState,
+    OfflineNode,
+)
 from tests.fake_client import FakeClient
 from tests.node_facts import GIB, cpu_facts, gpu, gpu_facts, node, roce_port
 
@@ -72,10 +82,11 @@ def test_nodes_is_a_table_of_what_is_free_and_who_is_there() -> None:
     shell = Shell([head(), worker(), silent])
     assert shell("nodes") == 0
     assert shell.stdout.splitlines() == [
-        "NAME    IP        CPU    GPU              MEMORY     RDMA  JOBS                         NOTE",
-        "host-a  10.0.0.5  16/16                   48/48 GiB                                     head",
-        "host-b  10.0.0.6  8/16   1/2 NVIDIA H100  24/48 GiB  2/2   digits-ab12cd, mnist-xy34zz",
-        "host-c  10.0.0.7  0/4                                                                   did not answer within 10 s",
+        "NAME    IP        STATE   CPU    GPU              MEMORY     RDMA  GROUPS  JOBS                         NOTE",
+        "host-a  10.0.0.5  online  16/16                   48/48 GiB                                             head",
+        "host-b  10.0.0.6  online  8/16   1/2 NVIDIA H100  24/48 GiB  2/2           digits-ab12cd, mnist-xy34zz",
+        "host-c  10.0.0.7  online  0/4"
+        "                                                                           did not answer within 10 s",
     ]
     assert shell.client.calls == [("client", (None, False)), ("nodes", (None, False)), ("close", None)]
 
@@ -114,6 +125,7 @@ def test_node_show_tells_everything_in_sections() -> None:
     assert text.startswith(
         "host-b (10.0.0.6)\n"
         "  id      beef5678\n"
+        "  state   online\n"
         "  CPUs    8 of 16 free\n"
         "  GPUs    1 of 2 free\n"
         "  memory  24 of 48 GiB free\n"
@@ -172,6 +184,7 @@ def test_node_show_of_a_silent_node_is_what_ray_knows() -> None:
         "host-a (10.0.0.5)\n"
         "  id      abcd1234\n"
         "  head    yes\n"
+        "  state   online\n"
         "  CPUs    16 of 16 free\n"
         "  memory  48 of 48 GiB free\n"
         "  silent  did not answer within 10 s\n"
@@ -273,3 +286,50 @@ def test_the_help_of_each_command_has_an_example(command: str, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert f"  raycontrol {command}" in text
     assert "--json" in text
+
+
+# Offline nodes and groups.
+
+
+def test_a_node_is_set_offline_with_a_reason_and_online_again() -> None:
+    shell = Shell([head()])
+    assert shell("node", "offline", "host-a", "host-x", "--reason", "fan 2") == 0
+    assert shell.client.calls[1] == ("set_offline", (["host-a", "host-x"], "fan 2"))
+    assert shell.stdout == "host-a offline: fan 2\nhost-x offline: fan 2\n"
+    assert shell.stderr == "note: not in the cluster now: host-x\n"
+    assert shell("node", "online", "host-a") == 0 and shell.stdout == "host-a online\n"
+    (mark,) = shell.json("node", "offline", "host-a", "--reason", "fan")
+    assert mark == {"name": "host-a", "reason": "fan", "by": "ada", "at": 1_700_000_000.0, "absent": False}
+    assert shell("node", "offline", "host-a") == 2
+
+
+def test_groups_are_made_shown_and_removed() -> None:
+    shell = Shell([head()])
+    assert shell("node", "group", "add", "train", "host-a", "host-x") == 0
+    assert (shell.stdout, shell.stderr) == (
+        "train: host-a, host-x\n",
+        "note: not in the cluster now: host-x\n",
+    )
+    shell.client.known_groups = [NodeGroup(name="train", nodes=("host-a", "host-x"), absent=("host-x",))]
+    assert shell("node", "group", "list") == 0
+    assert shell.stdout.splitlines()[1].split() == ["train", "host-a,", "host-x", "host-x"]
+    assert shell.json("node", "group", "list") == [
+        {"name": "train", "nodes": ["host-a", "host-x"], "absent": ["host-x"]}
+    ]
+    assert shell("node", "group", "remove", "train", "host-x") == 0
+    assert shell("node", "group", "remove", "train") == 0 and shell.stdout == "train: no nodes\n"
+    removed = [call for call in shell.client.calls if call[0] == "remove_from_group"]
+    assert [call[1] for call in removed] == [("train", ["host-x"]), ("train", None)]
+
+
+def test_an_offline_node_is_shown_with_its_state_reason_and_groups() -> None:
+    mark = OfflineNode(name="host-a", reason="fan 2", by="ada", at=1_700_000_000.0)
+    drained = head().model_copy(
+        update={"state": NodeState.DRAINING, "offline": mark, "groups": ("big", "train"), "jobs": ("j-1",)}
+    )
+    shell = Shell([drained])
+    assert shell("nodes") == 0
+    assert shell.stdout.splitlines()[1].split()[2] == "draining"
+    assert "big, train" in shell.stdout and "fan 2 (ada)" in shell.stdout
+    assert shell("node", "show", "host-a") == 0
+    assert "draining: fan 2 (ada, " in shell.stdout and "big, train" in shell.stdout

@@ -17,13 +17,13 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
-    "words": "arrayspec access cursors errors hardware presets raysettings spec specfaults specfile specparts specrules status version wording",
-    "thought": "arrayqueue arrays attempts backends demands dependencies doctor events gate job lifecycle parts placement plan promises queue queuejobs rdma relations retention retries room stopping transports verdicts wishes",
+    "words": "arrayspec access conditions cursors errors hardware presets raysettings spec specfaults specfile specnodes specparts specrules status version wording",
+    "thought": "arrayqueue arrays attempts backends choosing demands dependencies doctor events gate job lifecycle parts placement plan promises queue queuejobs rdma relations retention retries room stopping transports verdicts wishes",
     "machine": (
-        "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups memberrows metricrows nodeenv nodefacts nvidia nvml packages packing process rdmaports settings shipping steadyclock "
+        "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups memberrows metricrows nodeenv nodefacts noderows nvidia nvml packages packing process rdmaports settings shipping steadyclock "
         "ports raynodes raystart samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
-    "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter runs scheduler survey",
+    "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter roster runs scheduler survey",
     "ray": "actors cluster connect rayauth",
     "user": "arraylogs client httpcalls logview readers remote storereader",
     "faces": "__main__ api cli",
@@ -49,17 +49,18 @@ LIBRARIES = {
         "spec",
         "specfaults",
         "specfile",
+        "specnodes",
         "specparts",
         "specrules",
         "status",
         "api",
     },
-    "pydantic_core": {"specparts"},
+    "pydantic_core": {"specnodes", "specparts"},
     "pynvml": {"nvml"},
     "ray": {"actors", "cluster", "connect", "rayauth", "raynodes"},
     "rich": {"cli"},
     "ruamel": {"presets", "settings", "specfile"},
-    "sqlalchemy": {"accessrows", "database", "leases", "memberrows", "metricrows", "store"},
+    "sqlalchemy": {"accessrows", "database", "leases", "memberrows", "metricrows", "noderows", "store"},
     "starlette": {"api"},
     "typer": {"cli"},
     "uvicorn": {"api"},

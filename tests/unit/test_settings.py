@@ -104,7 +104,7 @@ def test_a_wrong_variable_is_named_with_its_rule_and_value(variable: str, value:
     ("text", "message"),
     [
         ("keep_dayz: 3\n", "keep_dayz: no such setting; did you mean keep_days?"),
-        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s, queue_policy, user_jobs, user_gpus, all_jobs, all_gpus, fence_s, url, token, token_file, insecure_http"),
+        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s, queue_policy, user_jobs, user_gpus, all_jobs, all_gpus, fence_s, topology_labels, url, token, token_file, insecure_http"),
         ("rdma_preset: hpc\n", "rdma_preset: must be one of auto, hcc, got 'hpc'"),
         ("insecure_http: maybe\n", "insecure_http: must be 1 or 0, got 'maybe'"),
         ("token: a secret\n", "token: must be 1 to 512 printable ASCII characters without spaces"),
@@ -169,6 +169,7 @@ def test_the_description_says_where_each_value_came_from_and_hides_logins(tmp_pa
         "all_jobs": "not set (default)",
         "all_gpus": "not set (default)",
         "fence_s": "50 (default)",
+        "topology_labels": "topology.kubernetes.io/zone,ray.io/availability-zone,rack,switch (default)",
         "url": "not set (default)",
         "token": "not set (default)",
         "token_file": "not set (default)",
@@ -265,3 +266,11 @@ def test_a_url_with_a_login_is_refused_and_shown_without_it(tmp_path: Path) -> N
 @pytest.mark.parametrize(("text", "flag"), [("1", True), ("True", True), ("0", False), ("false", False)])
 def test_a_flag_is_1_or_0(tmp_path: Path, text: str, flag: bool) -> None:
     assert Settings.load(home(tmp_path) | {"RAYCONTROL_INSECURE_HTTP": text}).insecure_http is flag
+
+
+def test_topology_labels_are_names_with_commas_or_a_list(tmp_path: Path) -> None:
+    assert Settings.load(home(tmp_path, "topology_labels: [row, rack]\n")).topology_labels == "row,rack"
+    environ = home(tmp_path, "") | {"RAYCONTROL_TOPOLOGY_LABELS": "row, rack"}
+    assert Settings.load(environ).topology_labels == "row,rack"
+    with pytest.raises(UsageError, match="must be names of labels with commas between them"):
+        Settings.load(environ | {"RAYCONTROL_TOPOLOGY_LABELS": "row;rack"})

@@ -124,7 +124,7 @@ def test_a_bomb_of_aliases_is_refused_at_once() -> None:
         ("command: x\nenv: {<<: {A: b}}\n", "line 2, column 7: env: `<<` is not part of YAML 1.2; write the fields out"),
         ("command: x\nenv: {? [a] : b}\n", "line 2, column 9: env: names must be text"),
         ("command: x\nenv: &e {A: *e}\n", "line 2, column 6: env.A: an alias must not contain itself"),
-        ("command: x\nnodes: 0123\n", "line 2, column 8: nodes: must be a whole number, got 0123"),
+        ("command: x\nnodes: 0123\n", 'line 2, column 8: nodes: must be a whole number, or a range such as "2-4", got 0123'),
         ("command: x\npipefail: on\n", "line 2, column 11: pipefail: must be true or false, got on"),
         ("command: x\nenv:\n  LR: 1e-3\n", 'line 3, column 7: env.LR: must be text, write LR: "1e-3", got 1e-3'),
         ("command: x\nenv:\n  ON: True\n", 'line 3, column 7: env.ON: must be text, write ON: "True", got True'),
@@ -302,7 +302,7 @@ def test_overrides_by_the_yaml_rules_and_env_always_as_text(tmp_path: Path) -> N
     [
         ("nodes", '--set: must be FIELD=VALUE, such as groups.worker.count=4, got "nodes"'),
         ("a..b=1", '--set: must be FIELD=VALUE, such as groups.worker.count=4, got "a..b"'),
-        ("nodes=two", 'nodes: must be a whole number, got "two"'),
+        ("nodes=two", 'nodes: must be a whole number, or a range such as "2-4", got "two"'),
         ("nodes.x=1", "--set nodes.x: nodes is not a mapping, so it has no such field"),
         ("nods=1", "nods: unknown field, did you mean nodes?"),
         ("env.LR=1e-3", 'env.LR: must be text, write LR: "1e-3", got 1e-3'),

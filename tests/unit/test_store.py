@@ -337,7 +337,7 @@ def test_a_store_of_a_newer_version_is_refused(store: Store) -> None:
     Store(store.home, migrations=NEXT).close()
     with pytest.raises(
         StoreError,
-        match=r"written by a newer raycontrol \(schema 4, this one knows up to 3\); install the newer",
+        match=r"written by a newer raycontrol \(schema 5, this one knows up to 4\); install the newer",
     ):
         Store(store.home)
 
