@@ -958,6 +958,8 @@ def test_info_shows_the_whole_job() -> None:
         "outputs": "/home/jobs/digits-1/outputs",
         "rdma": None,
         "abandoned": False,
+        "index": None,
+        "array": None,
         "attempts": [
             {
                 "number": 0,
