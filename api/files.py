@@ -13,6 +13,7 @@ from typing import Any
 from raycontrol.beneath import file_beneath, files_beneath
 from raycontrol.errors import UsageError
 from raycontrol.logs import JobFolder, jobs_folder
+from raycontrol.outputs import Tops
 
 CHUNK_BYTES = 256 * 1024
 
@@ -61,8 +62,10 @@ def log_members(home: Path, job_id: str) -> Iterator[Packed]:
 
 
 def output_members(home: Path, job_id: str) -> Iterator[Packed]:
-    """Yield all outputs, as ``<instance>/<path>``."""
-    return _members(home, JobFolder(home, job_id).root / "outputs")
+    """Yield all outputs, as ``<instance>/<path>``, those in a folder that the nodes share included."""
+    for top, folder in Tops.of(home, job_id).pairs():
+        for path in files_beneath(top, folder):
+            yield Packed(top, path, str(path.relative_to(folder)))
 
 
 async def tar(members: Iterator[Packed], in_thread: InThread) -> AsyncIterator[bytes]:

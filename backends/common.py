@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from raycontrol import rdma
+from raycontrol.backends import places
 from raycontrol.backends.contract import Environment
 from raycontrol.plan import SECRET, Cause, Facts, Plan
 from raycontrol.rdma import Value
@@ -56,6 +57,7 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
         warnings=(*plan.warnings, *shared),
         notes=(*rdma.remarks(facts, decision), *shared, *_gpu_problems(gang, facts)) if known else (),
         secret_env=tuple(spec.secret_env),
+        mounts=places.mounts(spec, facts),
     )
 
 

@@ -28,6 +28,7 @@ from raycontrol.node import Collector, Node
 from raycontrol.raystart import ray_start
 from raycontrol.settings import Settings
 from raycontrol.spec import Mode
+from raycontrol.terminals import Output, Terminals
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,28 @@ class NoNodeActor(RaycontrolError):
     """The controller has not made the actor of a node that serves its instances."""
 
 
-class InstanceActor(Instance):
+class WithTerminals:
+    """What an instance's actor answers to who sits at a shell in it: the methods of its ``terminals``."""
+
+    terminals: Terminals
+
+    async def shell_open(self, rows: int, columns: int, term: str) -> int:
+        return await self.terminals.open(rows, columns, term)
+
+    async def shell_read(self, number: int, wait_s: float) -> Output:
+        return await self.terminals.read(number, wait_s)
+
+    async def shell_write(self, number: int, data: bytes) -> None:
+        await self.terminals.write(number, data)
+
+    async def shell_resize(self, number: int, rows: int, columns: int) -> None:
+        await self.terminals.resize(number, rows, columns)
+
+    async def shell_close(self, number: int) -> None:
+        await self.terminals.close(number)
+
+
+class InstanceActor(WithTerminals, Instance):
     def __init__(self, seed: Seed) -> None:
         context = ray.get_runtime_context()
         node = _own_node()
@@ -260,6 +282,16 @@ def gcs_client(address: str) -> Any:
     from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]
 
     return InnerGcsClient.standalone(address, None, round(CONNECT_S * 1000))
+
+
+def instance_actor_name(cluster: str, attempt_id: str, instance: str) -> str:
+    """Return the name of an instance's actor in a cluster of that name."""
+    return f"{gang_name(cluster, attempt_id)}:{instance}"
+
+
+def gang_name(cluster: str, attempt_id: str) -> str:
+    """Return what the names of all of an attempt begin with."""
+    return f"rc:{cluster}:{attempt_id}"
 
 
 def node_actor_name(node_id: str) -> str:

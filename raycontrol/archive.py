@@ -35,6 +35,7 @@ from raycontrol.disk import (
 from raycontrol.errors import PackageError, StoreError
 from raycontrol.hardware import InstanceUsage
 from raycontrol.logs import MIB, JobFolder, PackageFolder, jobs_folder, read_at
+from raycontrol.outputs import OutputFile, Tops
 from raycontrol.samples import (
     LONGEST_HISTORY_BYTES,
     LONGEST_SAMPLE_BYTES,
@@ -185,6 +186,15 @@ class Archive:
             self._quick, self._append_output, top, final, part, offset, data, mode, size, mtime_ns
         )
 
+    async def outputs(self, job_id: str) -> list[OutputFile]:
+        """All files that a job has left, by instance and path."""
+        return await self._in(self._slow, Tops.of(self.home, job_id).files)
+
+    async def read_output(self, job_id: str, path: str, offset: int, max_bytes: int) -> bytes:
+        """Up to ``max_bytes`` (and 16 MiB) of one of them; empty at its end."""
+        read = Tops.of(self.home, job_id).read
+        return await self._in(self._quick, read, path, offset, min(max_bytes, LARGEST_READ_BYTES))
+
     # Packages
 
     async def has_package(self, digest: str) -> bool:
@@ -211,6 +221,7 @@ class Archive:
     async def remove_job(self, job_id: str) -> None:
         """Remove all that is kept of a job; nothing happens when there is nothing."""
         await self._in(self._slow, remove_tree, JobFolder(self.home, job_id).root)
+        await self._in(self._slow, Tops.of(self.home, job_id).remove_shared)
 
     async def remove_packages(self, keep: set[str]) -> None:
         """Remove every package whose digest is not in ``keep`` and that nobody has put or asked for lately, and what has

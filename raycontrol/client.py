@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from raycontrol.access import TOKEN_TTL_S, Role, TokenInfo
 from raycontrol.arrayspec import array_of, index_of, ranges
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
+from raycontrol.outputs import Fetched, lay_down
 from raycontrol.packages import Package, pack, upload
 from raycontrol.readers import ClusterDoor, Door, Reader, completed
 from raycontrol.settings import Settings, process_environment
@@ -387,10 +389,11 @@ class JobHandle:
             if (events and events[-1].state.terminal) or (over and not events):
                 return
             # Looked at before the next events, so that those up to the end are among them.
-            over = over or (not events and self.info().over)
+            may_be = not events or events[-1].state is JobState.STOPPING
+            over = over or (may_be and self.info().over)
 
     def wait(self, timeout_s: float | None = None) -> JobInfo:
-        """Return the job once it has ended; raises WaitTimeout when it has not in ``timeout_s`` seconds."""
+        """Return the job once it has ended (also while a failed one keeps its nodes, ``kept_until``); raises WaitTimeout when it has not in ``timeout_s`` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         after = 0
         while True:
@@ -421,6 +424,29 @@ class JobHandle:
         """
         reason = why or f"stop requested by {self._client._settings.user}"
         return self._client._read().stop(self.id, reason, force)
+
+    def shell(self, instance: str | None = None) -> int:
+        """Sit at a shell in a running instance (default: with INDEX 0), on this process's terminal; return its exit status.
+
+        Not over HTTP. Raises UsageError without a terminal, and where nothing of the job runs.
+        """
+        from raycontrol.shells import RayLine, sit
+
+        session = self._client._connected()
+
+        def open_line(rows: int, columns: int, term: str) -> RayLine:
+            seat = session.get(session.controller().seat.remote(self.id, instance))
+            return RayLine(session, session.instance(*seat), rows, columns, term)
+
+        return sit(open_line)
+
+    def get_outputs(self, folder: str | Path | None = None) -> Fetched:
+        """Fetch what the job has left in $RAYCONTROL_OUTPUT_DIR, as ``<folder>/<instance>/<path>``; default: ``outputs-<id>`` here.
+
+        Files of the same name are replaced. Raises OutputsError when ``folder`` cannot be written.
+        """
+        top = Path(f"outputs-{self.id}") if folder is None else Path(folder).expanduser()
+        return lay_down(self._client._read().outputs(self.id), top)
 
     def hold(self) -> JobInfo:
         """Keep the waiting job from being started until it is released. Raises UsageError when it does not wait."""

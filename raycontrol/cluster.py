@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from raycontrol.actors import (
     NoNodeActor,
     Seed,
     archive_handle,
+    gang_name,
+    instance_actor_name,
     node_actor_name,
     node_name,
     ray_nodes,
@@ -39,6 +42,7 @@ from raycontrol.actors import (
 from raycontrol.controller import Controller
 from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
+from raycontrol.errors import UsageError
 from raycontrol.fence import Answer, knock
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Job, job_of
@@ -49,6 +53,7 @@ from raycontrol.preparing import Preparation
 from raycontrol.queue import Rules
 from raycontrol.retention import Limits
 from raycontrol.settings import Settings
+from raycontrol.sharedprobe import Probed
 from raycontrol.spec import members
 from raycontrol.status import Policy
 
@@ -62,6 +67,8 @@ HOSTS_AT_ONCE = 256
 CALLS_AT_ONCE = 1000
 """How many calls an instance takes at once, those of other instances not counted."""
 
+log = logging.getLogger(__name__)
+
 
 class ControllerActor(Controller):
     def __init__(self, home: str, name: str) -> None:
@@ -74,6 +81,7 @@ class ControllerActor(Controller):
             rules=lambda: _rules(home),
             site=lambda: Settings.of_home(home).site,
             fence_s=lambda: Settings.of_home(home).fence_s,
+            shared_dir=lambda: _shared_dir(home),
         )
         self._booting = asyncio.ensure_future(self.keep_trying_to_start())
 
@@ -90,6 +98,15 @@ class ControllerActor(Controller):
     async def ask_porter(self, method: str, *arguments: Any) -> Any:
         """Return what this method of ``Porter`` does."""
         return await getattr(self.porter, method)(*arguments)
+
+
+def _shared_dir(home: str) -> str | None:
+    """Return the setting; none where the settings are wrong, for jobs have to go on."""
+    try:
+        return Settings.of_home(home).shared_dir
+    except UsageError as error:
+        log.error("%s; going on without a shared folder", error)
+        return None
 
 
 def _rules(home: str) -> Rules:
@@ -248,6 +265,11 @@ class RayCluster:
         actor = self._servants.get(node_id) or await _node_actor(node_id)
         return float(await result_of(actor.now.remote()))
 
+    async def probe_shared(self, node_id: str, act: str, folder: str, name: str, text: str) -> Probed:
+        call = (await _node_actor(node_id)).probe_shared.remote(act, folder, name, text)
+        probed: Probed = await result_of(call)
+        return probed
+
     async def attempts(self) -> set[str]:
         return await asyncio.to_thread(self._attempts)
 
@@ -316,10 +338,10 @@ class RayCluster:
         return f"its actor died: {lines[-1] if lines else error}"
 
     def _gang_name(self, attempt_id: str) -> str:
-        return f"rc:{self._name}:{attempt_id}"
+        return gang_name(self._name, attempt_id)
 
     def _instance_name(self, attempt_id: str, instance: str) -> str:
-        return f"{self._gang_name(attempt_id)}:{instance}"
+        return instance_actor_name(self._name, attempt_id, instance)
 
 
 # Names and handles.

@@ -121,6 +121,17 @@ class Session:
 
         return archive_handle()
 
+    def instance(self, cluster: str, attempt_id: str, instance: str) -> Any:
+        """Return the actor of an instance; raises ControllerUnavailable where there is none (any more)."""
+        import ray
+
+        from raycontrol.actors import NAMESPACE, instance_actor_name
+
+        try:
+            return ray.get_actor(instance_actor_name(cluster, attempt_id, instance), NAMESPACE)
+        except ValueError:  # Ray's word for a name that nobody has
+            raise ControllerUnavailable(f"{instance} has not begun yet, or has ended") from None
+
     def restart_controller(self) -> Any:
         """End the controller's process, and those of archive and nodes; Ray starts them again, with the code that is
         installed now. Jobs run on.

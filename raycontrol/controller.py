@@ -39,6 +39,7 @@ from raycontrol.queue import Rules
 from raycontrol.retention import Limits
 from raycontrol.roster import Roster
 from raycontrol.scheduler import Scheduler
+from raycontrol.sharing import Sharing
 from raycontrol.spec import After, JobSpec, Site
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Note, QueueEntry, Wish
 from raycontrol.steadyclock import SteadyClock
@@ -70,6 +71,7 @@ class Controller:
         rules: Callable[[], Rules] = Rules,
         site: Callable[[], Site] = Site,
         fence_s: Callable[[], float] = lambda: FENCE_S,
+        shared_dir: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._home = Path(home)
         self._name = name
@@ -78,7 +80,8 @@ class Controller:
         self._clock = SteadyClock(clock)
         self._site = site
         self._held = HeldStore(self._home, name, self._clock)
-        self._ledger = Ledger(self._held, cluster, self._clock)
+        self._sharing = Sharing(cluster, shared_dir)
+        self._ledger = Ledger(self._held, cluster, self._clock, self._sharing)
         self.roster = Roster(name, self._held, self._ledger, cluster, self._clock)
         self._scheduler = Scheduler(self._ledger, cluster, self._clock, rules, fence_s, self.roster)
         self._caretaker = Caretaker(name, self._held, self._ledger, cluster, self._clock, limits)
@@ -354,13 +357,26 @@ class Controller:
         await self.started()
         rooms = await self._scheduler.rooms()
         jobs = tuple(self._ledger.jobs.values())
-        survey = Survey(self._cluster, self._wall, check, offline=self.roster.mark_of)
+        survey = Survey(self._cluster, self._wall, check, offline=self.roster.mark_of, sharing=self._sharing)
         return await survey.nodes(rooms, jobs, names)
 
     async def doubts(self, spec: JobSpec) -> str | None:
         """Return why the cluster as it is could never run the job, or None; raises UsageError where it can be no job here."""
         await self.started()
         return await self._scheduler.doubts(spec)
+
+    async def seat(self, job_id: str, instance: str | None) -> tuple[str, str, str]:
+        """Return cluster, attempt and instance (None: with INDEX 0) in which a shell is to be opened; raises JobNotFound, and
+        UsageError where there is none.
+        """
+        await self.started()
+        job = await self._unfinished(job_id)
+        names = [item.name for item in sorted(job.instances, key=lambda item: item.index)]
+        if not names:
+            raise UsageError(f"job {job_id} is {job.state}: nothing of it runs")
+        if instance is not None and instance not in names:
+            raise UsageError(f"job {job_id} has no instance {instance}; there are {', '.join(names)}")
+        return self._name, job.attempt_id, instance or names[0]
 
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""
@@ -403,6 +419,7 @@ class Controller:
         await self.roster.load()
         await self._cluster.serve_nodes()
         self._ledger.resume()
+        self._loops.append(asyncio.ensure_future(self._prove_sharing()))
         loops = (
             self._ledger.take_arrivals(),
             self._ledger.take_events(),
@@ -416,6 +433,11 @@ class Controller:
         self._loops = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
 
     # Helpers.
+
+    async def _prove_sharing(self) -> None:
+        """Look at the shared folder on every node before a job needs it; what is wrong is in the log."""
+        rooms = await self._scheduler.rooms() if self._sharing.wanted else ()
+        await asyncio.gather(*(self._sharing.of(room.id, room.name) for room in rooms))
 
     async def _find(self, job_id: str) -> Job | None:
         if job_id in self._ledger.jobs:

@@ -110,7 +110,7 @@ def _waits_since(job: Job) -> float:
 
 def _stopping_deadline(job: Job) -> float | None:
     if all(item.closed for item in job.instances):
-        return None
+        return job.kept_until
     if job.finish_by is not None:
         return job.finish_by
     if job.forced:
@@ -126,6 +126,8 @@ def _watches(job: Job) -> tuple[Command, ...]:
 
 def _stopping_duties(job: Job) -> tuple[Command, ...]:
     living = [item for item in job.instances if not item.closed]
+    if not living and job.kept_until is not None:
+        return ()
     if not living:
         keep = job.after is JobState.PLACING
         return (ReleaseNodes(job.attempt_id, last=not keep and job.after is not JobState.QUEUED, keep=keep),)

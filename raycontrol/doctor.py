@@ -475,6 +475,18 @@ def _clock(patient: Patient) -> Finding:
     return _fail(found, advice) if abs(offset_s) > CLOCK_FAIL_S else _warn(found, advice)
 
 
+def _shared_folder(patient: Patient) -> Finding:
+    shared = patient.facts.shared
+    if shared is None:
+        return _skipped("no shared_dir in the settings")
+    if shared.fault is None:
+        return _ok(f"{shared.folder} is proved to be the head's")
+    return _fail(
+        shared.fault,
+        "mount it there, writable for this user (docs/shared-folder.md); jobs collect their outputs meanwhile",
+    )
+
+
 def _lookups(patient: Patient) -> Finding:
     lookups = patient.facts.lookups
     if not lookups:
@@ -564,5 +576,6 @@ RULES = (
     Rule("GPUDirect", _gpudirect, (NVIDIA, GPUS, RDMA)),
     Rule("clock", _clock),
     Rule("name look-ups", _lookups),
+    Rule("shared folder", _shared_folder),
     Rule("same versions", _versions),
 )

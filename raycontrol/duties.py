@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from raycontrol import backends, demands, placement, rdma
@@ -29,6 +30,8 @@ from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Instance, Job, plan_of
 from raycontrol.plan import Orders, orders
 from raycontrol.preparing import Preparation
+from raycontrol.sharedprobe import Probed
+from raycontrol.sharing import Sharing
 from raycontrol.spec import Mode, Site, members, serves_ssh
 
 log = logging.getLogger(__name__)
@@ -94,6 +97,9 @@ class Cluster(Protocol):
     async def time_of(self, node_id: str) -> float:
         """Return a node's clock, in seconds since the epoch. Its actor is asked itself, whatever Ray has a record of."""
 
+    async def probe_shared(self, node_id: str, act: str, folder: str, name: str, text: str) -> Probed:
+        """``sharedprobe.probe`` on a node."""
+
     async def attempts(self) -> set[str]:
         """Return the ids of the attempts of this cluster's jobs that have an actor or a placement group."""
 
@@ -110,7 +116,8 @@ class Cluster(Protocol):
 class Duties:
     """The running tasks of all jobs, kept equal to what their states demand.
 
-    ``clock`` gives the times of events, ``secrets`` the values of a job's ``secret_env``.
+    ``clock`` gives the times of events, ``secrets`` the values of a job's ``secret_env``, ``sharing`` knows which nodes
+    share a folder.
     """
 
     def __init__(
@@ -119,7 +126,9 @@ class Duties:
         clock: Callable[[], float],
         post: Post,
         secrets: Callable[[str], Mapping[str, str]] = lambda job_id: {},
+        sharing: Sharing | None = None,
     ) -> None:
+        self._sharing = sharing
         self._cluster = cluster
         self._clock = clock
         self._post = post
@@ -160,7 +169,9 @@ class Duties:
             case WatchInstance(instance=name):
                 await self._call(self._cluster.watch(job, name), job, name)
             case PrepareInstance(instance=name):
-                await self._call(self._cluster.prepare(job, name, _preparation(job, name)), job, name)
+                await self._call(
+                    self._cluster.prepare(job, name, await self._preparation(job, name)), job, name
+                )
             case CarryOutStage(instance=name, stage=stage):
                 part = orders(plan_of(job), stage, name, self._secrets(job.array_id or job.id))
                 await self._call(self._cluster.carry_out(job, name, part), job, name)
@@ -168,6 +179,15 @@ class Duties:
                 await self._call(self._cluster.stop(job, name, grace_s, why), job, name)
             case ReleaseNodes(last=last, keep=keep):
                 await self._release(job, last, keep)
+
+    async def _preparation(self, job: Job, name: str) -> Preparation:
+        """Return the order, with the shared folder where it is proved that the instance's node has it."""
+        item = job.instance(name)
+        found = await self._sharing.of(item.node_id, item.node_name) if self._sharing is not None else None
+        order = _preparation(job, name)
+        if found is None:
+            return order
+        return replace(order, shared_dir=None if found.fault else found.folder, not_shared=found.fault)
 
     async def _reserve(self, job: Job) -> None:
         try:

@@ -134,6 +134,13 @@ class Lookup(Model):
     name: str | None = None
 
 
+class SharedFolder(Model):
+    """The folder that all nodes are to share: ``fault`` says why this one does not, None that it is proved to."""
+
+    folder: str
+    fault: str | None = None
+
+
 class RayStart(Model):
     """What the node's Ray was started with, of the settings in ``raysettings``: those that its raylet has, and on the head its GCS.
 
@@ -182,6 +189,7 @@ class NodeFacts(Model):
     ray: RayStart | None = None
     clock_offset_s: float | None = None
     lookups: tuple[Lookup, ...] = ()
+    shared: SharedFolder | None = None
 
 
 class NodeState(Word):

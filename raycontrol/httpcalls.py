@@ -9,9 +9,11 @@ import ipaddress
 import json
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from io import BufferedReader, RawIOBase
+from typing import IO, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -146,6 +148,26 @@ class HttpCalls:
             raise refusal(self.url, call, answer)
         return answer
 
+    @contextmanager
+    def stream(self, call: Call) -> Iterator[IO[bytes]]:
+        """Give the body of an answer, of any length, to be read once. It is asked for once: whoever needs it again begins anew.
+
+        Raises what the server refuses with, and ServerUnreachable when the connection ends too early.
+        """
+        try:
+            with self._http.stream(
+                call.method,
+                call.path,
+                params=call.params,
+                headers=call.headers(),
+                timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            ) as answer:
+                if not answer.is_success:
+                    raise refusal(self.url, call, self._whole(answer))
+                yield BufferedReader(_Body(answer.iter_bytes()))
+        except httpx.RequestError as error:
+            raise unreachable(error)(self.url, trouble_of(error, self.url)) from None
+
     def decoded(self, kind: TypeAdapter[T], answer: httpx.Response) -> T:
         """Return an answer's JSON as ``kind``; raises ControllerUnavailable when it is something else."""
         try:
@@ -197,6 +219,27 @@ class HttpCalls:
                 )
         kept = {name: value for name, value in answer.headers.items() if name not in OF_THE_TRANSFER}
         return httpx.Response(answer.status_code, headers=kept, content=bytes(body), request=answer.request)
+
+
+class _Body(RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
 
 def checked(what: str, check: Callable[[object], str], value: str) -> str:

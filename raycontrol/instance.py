@@ -26,12 +26,13 @@ from raycontrol.links import Identity, Links, LinkToLauncher
 from raycontrol.lookups import LOOKUP_S, PEERS_LOOKED_UP, look_up
 from raycontrol.plan import Alive, Facts, Orders, RayNodesJoined, ServesSsh, SshAnswers, TcpReachable, Until
 from raycontrol.preparing import Preparation, collect
-from raycontrol.proofs import RayProofs, SshProofs, reach
+from raycontrol.proofs import RayProofs, SshProofs, mountable, reach
 from raycontrol.reporter import Reporter
 from raycontrol.runs import Runs
 from raycontrol.shipping import ship_outputs
 from raycontrol.sshd import Endpoint, make_keys
 from raycontrol.status import Reason
+from raycontrol.terminals import Terminals
 from raycontrol.usage import PERIOD_S, Meter, Sampler
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Instance:
         self._background = Background()
         self._reporter = Reporter(identity, links, self._background)
         self._runs = Runs(identity, links, self._reporter, self._background)
+        self.terminals = Terminals(self._runs.start_shell, self._background)
         self._sampler: Sampler | None = None
         self._facts: Facts | None = None
         self._probe: asyncio.Server | None = None
@@ -101,6 +103,7 @@ class Instance:
             self._reporter.report(self._closed)
             return
         self._runs.stop(grace_s, why)
+        self._background.start(self.terminals.close_all())
         if self._endpoint is not None:
             # Ranks that a launcher elsewhere started end with it; what outlives its grace is killed.
             self._background.start(self._endpoint.drain(grace_s, why))
@@ -147,7 +150,9 @@ class Instance:
     async def _collect(self, order: Preparation) -> Facts:
         me = self._identity
         private_folder(me.folder)
-        me.outputs.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(order.outputs(me).mkdir, parents=True, exist_ok=True)
+        if order.not_shared is not None:
+            self._reporter.tell(f"its outputs are collected at its end, because {order.not_shared}")
         self._probe = self._probe or await asyncio.start_server(_hang_up, me.ip, 0)
         facts = await collect(me, self._links, order, self._probe.sockets[0].getsockname()[1])
         return await self._open_ssh(facts) if order.ssh else facts
@@ -202,6 +207,7 @@ class Instance:
     async def _lay_down(self, orders: Orders) -> None:
         me = self._identity
         environment = await lay_down(orders, me, self._links, self._secret)
+        mounts = await mountable(me.named, orders.mounts, me.folder, me.attempt_id)
         if orders.files:
             self._proofs = SshProofs(me.named, me.folder, environment, me.attempt_id)
             if me.instance in orders.meeting:
@@ -210,7 +216,7 @@ class Instance:
                 self._gatekeeper = Gatekeeper(me.folder, me.instance, orders.meeting, launcher, on_ended)
                 await self._gatekeeper.open()
         assert self._facts is not None, "stages follow preparation"
-        self._runs.equip(environment, self._facts.code_dir, self._sampler, self._gatekeeper)
+        self._runs.equip(environment, self._facts.code_dir, self._sampler, self._gatekeeper, mounts)
 
     async def _fulfil(self, condition: Until, deadline: float) -> None:
         match condition:
@@ -229,7 +235,8 @@ class Instance:
     def _ray_proofs(self) -> RayProofs:
         assert self._facts is not None, "stages follow preparation"
         me = self._identity
-        return RayProofs(me.named, me.folder, self._runs.environment, me.attempt_id, self._facts.package_dir)
+        runs, package_dir = self._runs, self._facts.package_dir
+        return RayProofs(me.named, me.folder, runs.environment, me.attempt_id, package_dir, runs.mounts)
 
     def _serve_ssh(self) -> None:
         assert self._endpoint is not None, "an endpoint is opened in preparation"
@@ -247,6 +254,7 @@ class Instance:
         if self._probe is not None:
             self._probe.close()
         await self._runs.gone()
+        await self.terminals.close_all()
         if self._endpoint is not None:
             await self._endpoint.drain(self._runs.grace_s, "the job has ended")
             await self._endpoint.close()
@@ -263,10 +271,13 @@ class Instance:
         if not done or self._collecting.cancelled():
             self._collecting.cancel()
             self._reporter.tell("not all of its outputs were collected: there was no time")
+        self._runs.over = True
         self._closed = InstanceClosed(time.time(), me.attempt_id, me.instance, unsaved)
         self._reporter.report(self._closed)
 
     async def _collect_outputs(self) -> None:
+        if self._facts is not None and self._facts.shared_outputs:
+            return
         report = await ship_outputs(self._identity.outputs, self._links.append_output)
         for path, why in report.skipped[:MAX_TOLD]:
             self._reporter.tell(f"output {path} was not collected: {why}")

@@ -142,6 +142,7 @@ class Job:
     the job's folders are until it ends. ``found_ends`` are the ends of other jobs that it waits for (``dependencies``).
     ``index``: which member of an array it is; ``progress``: how far an array has come. ``drained`` are the names of the attempt's nodes that are to take nothing new.
     ``nodes_range`` is the range of nodes that the user has asked for: while an attempt has nodes, ``spec.nodes`` is how many.
+    the job's folders are until it ends. A job that has failed keeps its nodes until ``kept_until``, once (``was_kept``).
     """
 
     id: str
@@ -197,6 +198,9 @@ class Job:
     def array_id(self) -> str | None:
         """The id of the array that it is a member of."""
         return array_of(self.id)
+
+    kept_until: float | None = None
+    was_kept: bool = False
 
     @property
     def group_id(self) -> str:
@@ -305,6 +309,7 @@ def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobI
         ended_at=job.ended_at,
         instances=tuple(_instance_info(item, plan) for item in job.instances),
         pending=job.pending,
+        kept_until=job.kept_until,
         labels=job.spec.labels,
         cluster=job.cluster,
         outputs=outputs,

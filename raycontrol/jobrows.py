@@ -69,7 +69,17 @@ def info_of(job: Job, home: Path, *, network: bool = False) -> JobInfo:
     ``network``: see ``job.info``; it takes making the job's plan.
     """
     outputs = JobFolder(home, job.id).root / "outputs"
-    return info(job, outputs=str(outputs) if outputs.is_dir() else None, network=network)
+    kept = str(outputs) if outputs.is_dir() else _shared_outputs(job)
+    return info(job, outputs=kept, network=network)
+
+
+def _shared_outputs(job: Job) -> str | None:
+    """Return the folder that all nodes see, if one of the job's instances has its outputs there. It is not looked at: its file
+    server may be dead.
+    """
+    facts = (item.facts for item in job.instances)
+    found = (str(Path(fact.output_dir).parent) for fact in facts if fact is not None and fact.shared_outputs)
+    return next(found, None)
 
 
 def read_info(row: JobRow, store: Store, *, network: bool = True) -> JobInfo:

@@ -22,6 +22,7 @@ from raycontrol.heldstore import HeldStore
 from raycontrol.job import Job, job_of
 from raycontrol.jobrows import readable, row_of
 from raycontrol.relations import Follow, Relations
+from raycontrol.sharing import Sharing
 from raycontrol.status import JobState, Note
 from raycontrol.steadyclock import Moment
 from raycontrol.store import Change, JobRow, New
@@ -71,7 +72,9 @@ class Ledger:
     or is about to give its nodes back.
     """
 
-    def __init__(self, held: HeldStore, cluster: Cluster, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, held: HeldStore, cluster: Cluster, clock: Callable[[], float], sharing: Sharing | None = None
+    ) -> None:
         self._held = held
         self._clock = clock
         self._jobs: dict[str, Job] = {}
@@ -86,7 +89,9 @@ class Ledger:
         self._inbox: asyncio.Queue[_Told] = asyncio.Queue()
         self._asked: set[asyncio.Future[None]] = set()
         self._trouble: StoreError | None = None
-        self._duties = Duties(cluster, clock, self.post, lambda job_id: self._secrets.get(job_id, {}))
+        self._duties = Duties(
+            cluster, clock, self.post, lambda job_id: self._secrets.get(job_id, {}), sharing
+        )
         self._changed = asyncio.Condition()
         self.look = asyncio.Event()
 

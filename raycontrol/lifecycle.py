@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from raycontrol import arrays, attempts, dependencies, transports, verdicts, wishes
+from raycontrol import arrays, attempts, dependencies, keeping, transports, verdicts, wishes
 from raycontrol.demands import BROKEN_S, PLACING_S, deadline, duties
 from raycontrol.errors import PlanError
 from raycontrol.events import (
@@ -306,6 +306,8 @@ def _time_passed(job: Job, event: TimePassed) -> Change:
     match job.state:
         case JobState.PLACING:
             return requeue(job, event.at, f"the nodes were not ready within {PLACING_S:g} s")
+        case JobState.STOPPING if job.kept_until is not None:
+            return keeping.over(job, "the time is over")
         case JobState.STOPPING if job.finish_by is not None:
             late = ", ".join(item.name for item in still_finishing(job))
             told = f"{late} did not finish in time: ending it"
@@ -374,6 +376,8 @@ def _settle(job: Job, at: float) -> Change:
             return replace(job, finish_by=None, since=at), None
         case JobState.STOPPING if will_be_tried_again(job) and all(item.closed for item in job.instances):
             return attempts.try_again(job, at)
+        case JobState.STOPPING if keeping.is_due(job):
+            return keeping.begun(job, at)
         case _:
             return None
 

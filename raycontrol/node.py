@@ -28,6 +28,7 @@ from raycontrol.hardware import Lookup, NodeFacts, RayStart
 from raycontrol.lookups import LOOKUP_S, look_up
 from raycontrol.nvidia import InTime
 from raycontrol.packages import PackageCache
+from raycontrol.sharedprobe import Probed, probe
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,10 @@ class Node:
             await self._copy(job_id, package, target)
         self._refuse_released("job", job_id)
         return str(target)
+
+    async def probe_shared(self, act: str, folder: str, name: str, text: str) -> Probed:
+        """``sharedprobe.probe`` here, in a thread: a dead file server would hold it up."""
+        return await asyncio.to_thread(probe, act, folder, name, text)
 
     async def lease_port(self, attempt_id: str, purpose: str) -> int:
         """Return a port that no other attempt is given; the same one for the same attempt and purpose."""

@@ -40,7 +40,7 @@ class Facts:
     interpreter and files on the node; ``root`` says that programs run as root. ``login_key`` and ``host_key`` are
     the public keys of its ssh endpoint. ``temp_dir`` is a folder of this attempt with a short path, for sockets;
     ``memory`` and ``object_store`` are bytes that a Ray node of this instance may say it has. ``hardware`` is what
-    the node is made of, None in symbolic facts. The rest is text, so that a plan can be made with symbolic facts
+    the node is made of, None in symbolic facts, ``shared_outputs`` that all nodes see ``output_dir``. The rest is text, so that a plan can be made with symbolic facts
     (``<ip of worker-0>``) when there is no cluster.
     """
 
@@ -63,6 +63,7 @@ class Facts:
     memory: str = ""
     object_store: str = ""
     hardware: Essentials | None = None
+    shared_outputs: bool = False
 
 
 ASKED = "asked"
@@ -153,6 +154,20 @@ class SharedSecret:
     path: str
 
 
+@dataclass(frozen=True)
+class Mount:
+    """``source`` (a folder or file of the node) appears at ``target``, for the runs of one instance.
+
+    One that is ``optional`` is left out where it cannot be made and, with ``beside``, where that folder does not exist.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+    optional: bool = False
+    beside: str | None = None
+
+
 class RdmaUse(Word):
     """Whether NCCL is to use RDMA. ``open``: that depends on nodes that are not known yet; ``missed``: the job could have,
     had its nodes been others; ``off``: it is none that would.
@@ -191,6 +206,7 @@ class Plan:
     ``finish_s`` seconds after the deciders. ``secret`` is known to all instances, and to nobody else.
 
     ``secret_env`` are variables whose values are not in a plan: ``environment`` has ``SECRET`` for them.
+    ``mounts[name]`` are paths that exist for that instance's runs only.
 
     ``origins[name]`` says of variables about network and GPUs where their values come from, ``rdma`` whether NCCL is to
     use RDMA and why not, ``notes`` what else the facts told that a person should know.
@@ -212,6 +228,7 @@ class Plan:
     rdma: RdmaDecision = RdmaDecision()
     notes: tuple[str, ...] = ()
     secret_env: tuple[str, ...] = ()
+    mounts: Mapping[str, tuple[Mount, ...]] = field(default_factory=dict)
 
 
 SECRET = "(secret)"
@@ -232,6 +249,7 @@ class Orders:
     meeting: tuple[str, ...] = ()
     secret: SharedSecret | None = None
     secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -248,7 +266,7 @@ class Cause:
 
 def orders(plan: Plan, stage: int, instance: str, secrets: Mapping[str, str] | None = None) -> Orders:
     """Return what ``instance`` has to do in the stage of that number. Files and ``secrets``, the values of
-    ``secret_env``, go with the first stage only."""
+    ``secret_env``, go with the first stage only, as ``mounts`` do."""
     work = plan.stages[stage]
     environment = plan.environment[instance]
     return Orders(
@@ -262,6 +280,7 @@ def orders(plan: Plan, stage: int, instance: str, secrets: Mapping[str, str] | N
         meeting=plan.meeting,
         secret=plan.secret,
         secret_env=dict(secrets or {}) if stage == 0 else {},
+        mounts=tuple(plan.mounts.get(instance, ())) if stage == 0 else (),
     )
 
 
@@ -270,6 +289,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
     document = asdict(plan)
     for name in ("deciders", "servers", "dispensable", "finishers"):
         document[name] = sorted(getattr(plan, name))
+    if not plan.mounts:
+        del document["mounts"]
     for stage, described in zip(plan.stages, document["stages"], strict=True):
         described["until"] = [{"kind": type(item).__name__, **asdict(item)} for item in stage.until]
     return document
@@ -301,6 +322,7 @@ def render(plan: Plan) -> str:
         lines.append(f"\n{name} (group {group}, role {role}):")
         if files := plan.files.get(name):
             lines.append(f"  has files {' '.join(files)}")
+        lines += [f"  {_describe_mount(mount)}" for mount in plan.mounts.get(name, ())]
         for key, value in variables.items():
             origin = f"  # {origins[key]}" if key in origins else ""
             lines.append(f"  unset {key}" if value is None else f"  {key}={value}{origin}")
@@ -328,6 +350,13 @@ def _names(names: frozenset[str]) -> str:
 def _early(plan: Plan) -> str:
     may_end = plan.servers <= plan.dispensable | plan.deciders
     return "to end earlier is no failure" if may_end else "to end earlier is a failure"
+
+
+def _describe_mount(mount: Mount) -> str:
+    where = " (where the node lets it make mounts)" if mount.optional else ""
+    if mount.beside is not None:
+        where = f" (where the node lets it make mounts and has a folder {mount.beside})"
+    return f"mounts {mount.target} from {mount.source}{', read-only' if mount.read_only else ''}{where}"
 
 
 def _describe(condition: Until) -> str:

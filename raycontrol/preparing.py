@@ -23,6 +23,7 @@ class Preparation:
     ``ray_node``: what a Ray node of the job's own, which the instance will start, may use of the machine. A GPU of the
     instance that has been idle for ``idle_gpu_warn_s`` seconds while its runs live is told of (0: never). ``rdma``: the job
     may come to use RDMA, so that its plan needs to know the node's ports and interfaces.
+    ``shared_dir`` is a folder that is proved to be shared by all nodes, ``not_shared`` why the one that was named is not.
     """
 
     package: str | None
@@ -31,6 +32,14 @@ class Preparation:
     ray_node: Resources | None = None
     idle_gpu_warn_s: float = 0.0
     rdma: bool = False
+    shared_dir: str | None = None
+    not_shared: str | None = None
+
+    def outputs(self, me: Identity) -> Path:
+        """Return where the instance's outputs go."""
+        if self.shared_dir is None:
+            return me.outputs
+        return Path(self.shared_dir) / "jobs" / me.job_id / "outputs" / me.instance
 
 
 async def collect(me: Identity, links: Links, order: Preparation, probe_port: int) -> Facts:
@@ -48,7 +57,8 @@ async def collect(me: Identity, links: Links, order: Preparation, probe_port: in
         interface=nodefacts.interface_of(me.ip),
         network=nodefacts.network_of(me.ip),
         code_dir=code_dir,
-        output_dir=str(me.outputs),
+        output_dir=str(order.outputs(me)),
+        shared_outputs=order.shared_dir is not None,
         private_dir=str(me.folder),
         python=sys.executable,
         package_dir=str(Path(__file__).parent),

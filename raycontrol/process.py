@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycontrol import supervisor
+from raycontrol.plan import Mount
 from raycontrol.supervisor import GROUP, LOG_FILE, MARK, STATUS_FILE, SUPERVISOR_MARK, Entry
 
 __all__ = [
@@ -65,6 +66,9 @@ class Run:
     ``stdio``: open descriptors of the owner that become the main process's stdin, stdout and stderr, instead of
     /dev/null and ``output.log``, which is not made then. Once ``start`` has returned only the tree has them, if it
     began, and the owner, who closes its own.
+
+    ``mounts`` are there for this run and what it starts (``mounts``). Each run makes its own. ``terminal``: stdin, which is
+    one, controls the main process's session.
     """
 
     name: str
@@ -74,6 +78,8 @@ class Run:
     folder: str
     mark: str
     stdio: tuple[int, int, int] | None = None
+    mounts: tuple[Mount, ...] = ()
+    terminal: bool = False
 
 
 @dataclass(frozen=True)
@@ -402,6 +408,9 @@ def _config(run: Run) -> dict[str, Any]:
         "env": {_bytes(name): _bytes(value) for name, value in env.items()},
         "cwd": _bytes(run.cwd),
         "folder": _bytes(run.folder),
+        "terminal": run.terminal,
+        "package": os.fsencode(Path(supervisor.__file__).parent),
+        "mounts": [(_bytes(mount.source), _bytes(mount.target), mount.read_only) for mount in run.mounts],
     }
 
 

@@ -1,5 +1,5 @@
-"""What an instance proves before the start command runs: that it reaches the others, by TCP, through the job's own ssh, or
-as nodes of the job's own Ray cluster.
+"""What an instance proves before the start command runs: that its mounts can be made, and that it reaches the others, by TCP,
+through the job's own ssh, or as nodes of the job's own Ray cluster.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from raycontrol import process
 from raycontrol.disk import remove_tree
 from raycontrol.errors import RaycontrolError
 from raycontrol.logs import tail
-from raycontrol.plan import RayNodesJoined, TcpReachable
+from raycontrol.plan import Mount, RayNodesJoined, TcpReachable
 
 CONNECT_TRY_S = 5.0
+MOUNT_LIMIT_S = 60.0
 RETRY_S = 0.2
 PROOFS_AT_ONCE = 16
 RAY_SLACK_S = 10.0
@@ -29,6 +30,35 @@ JOINED_PROGRAM = "raynodes.py"
 
 class UnreachableError(RaycontrolError):
     """Instances of a job cannot reach each other, or have not found together."""
+
+
+class MountsError(RaycontrolError):
+    """What a job wants mounted cannot be mounted on a node."""
+
+
+async def mountable(own: str, wanted: Sequence[Mount], folder: Path, mark: str) -> tuple[Mount, ...]:
+    """Return what of ``wanted`` can be mounted here: all that is not optional, or the error says why not."""
+    mounts = tuple(mount for mount in wanted if mount.beside is None or Path(mount.beside).is_dir())
+    for attempt in dict.fromkeys((mounts, tuple(mount for mount in mounts if not mount.optional))):
+        fault = await _mount_fault(attempt, folder, mark) if attempt else None
+        if fault is None:
+            return attempt
+    raise MountsError(f"{own}: {fault}")
+
+
+async def _mount_fault(mounts: tuple[Mount, ...], folder: Path, mark: str) -> str | None:
+    """Make them once for a program that does nothing; return why they cannot be made."""
+    run = process.Run(
+        name="prove-mounts",
+        argv=("true",),
+        env={},
+        cwd="/",
+        folder=str(folder / "proofs" / "mounts"),
+        mark=mark,
+        mounts=mounts,
+    )
+    exit_, _ = await _run_to_its_end(run, MOUNT_LIMIT_S)
+    return exit_.error if exit_.code is None else None
 
 
 async def reach(own: str, target: TcpReachable, deadline: float) -> None:
@@ -97,13 +127,21 @@ class SshProofs:
 class RayProofs:
     """Asks the job's own Ray cluster, with the Python that the start command finds, who has joined it.
 
-    ``own``, ``folder``, ``environment`` and ``mark`` as for ``SshProofs``; ``package_dir`` is raycontrol's.
+    ``own``, ``folder``, ``environment`` and ``mark`` as for ``SshProofs``; ``package_dir`` is raycontrol's,
+    ``mounts`` are what the job's runs have: its Python may be in one.
     """
 
     def __init__(
-        self, own: str, folder: Path, environment: Mapping[str, str], mark: str, package_dir: str
+        self,
+        own: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        mark: str,
+        package_dir: str,
+        mounts: tuple[Mount, ...] = (),
     ) -> None:
         self._own = own
+        self._mounts = mounts
         self._folder = folder / "proofs"
         self._environment = environment
         self._mark = mark
@@ -120,6 +158,7 @@ class RayProofs:
             cwd="/",
             folder=str(self._folder / "ray-nodes"),
             mark=self._mark,
+            mounts=self._mounts,
         )
         exit_, lines = await _run_to_its_end(run, limit_s + RAY_SLACK_S)
         if exit_.code != 0:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.job import Submission
+from raycontrol.outputs import PIECE_BYTES, OutputFile, Piece, pieces
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Metrics, QueueEntry, Wish
 
@@ -62,6 +63,9 @@ class Reader(Protocol):
 
     def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
         """Return the last samples of each instance's usage, oldest first."""
+
+    def outputs(self, job_id: str) -> Iterator[Piece]:
+        """Yield the files that a job has left, piece by piece."""
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         """Ask a job to stop."""
@@ -209,6 +213,15 @@ class ClusterDoor:
 
     def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
         return self._ask(self._session.archive().usage_of.remote(job_id, attempt, last))  # type: ignore[no-any-return]
+
+    def outputs(self, job_id: str) -> Iterator[Piece]:
+        archive = self._session.archive()
+        files: list[OutputFile] = self._ask(archive.outputs.remote(job_id))
+
+        def read(path: str, offset: int) -> bytes:
+            return self._ask(archive.read_output.remote(job_id, path, offset, PIECE_BYTES))  # type: ignore[no-any-return]
+
+        return pieces(files, read)
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         return self._ask(self._controller.stop.remote(job_id, why, force))  # type: ignore[no-any-return]

@@ -22,6 +22,7 @@ from raycontrol.errors import JobNotFound
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.httpcalls import Call, HttpCalls, about, as_json, given, segment
 from raycontrol.job import Submission
+from raycontrol.outputs import Piece, from_tar
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, QueueEntry, Wish
 
@@ -168,6 +169,10 @@ class HttpDoor:
     def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
         params = {"last": last, "attempt": attempt}
         return self._calls.read(USAGE, about(job_id, "GET", "/usage", params=params))
+
+    def outputs(self, job_id: str) -> Iterator[Piece]:
+        with self._calls.stream(about(job_id, "GET", "/outputs.tar")) as body:
+            yield from from_tar(body)
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         return self._calls.read(

@@ -19,9 +19,10 @@ from raycontrol.gatekeeper import Gatekeeper
 from raycontrol.job import Ended
 from raycontrol.links import Identity, Links
 from raycontrol.logs import tail
-from raycontrol.plan import ASKED, Cause, PlannedRun, shell_argv
+from raycontrol.plan import ASKED, Cause, Mount, PlannedRun, shell_argv
 from raycontrol.reporter import Reporter, storable
 from raycontrol.shipping import Shipper
+from raycontrol.terminals import NoShell
 from raycontrol.transports import TransportReader
 from raycontrol.usage import Sampler
 from raycontrol.verdicts import last_words
@@ -34,7 +35,7 @@ EXPLAIN_LINES = 400
 class Runs:
     """``equip`` comes first. The log of the start command goes to the archive, a service has none there.
 
-    ``grace_s`` is what the last stop has given.
+    ``grace_s`` is what the last stop has given. ``over``: all has ended and is told; from then on somebody may look inside.
     """
 
     def __init__(self, identity: Identity, links: Links, reporter: Reporter, background: Background) -> None:
@@ -43,7 +44,9 @@ class Runs:
         self._reporter = reporter
         self._background = background
         self.environment: Mapping[str, str] = {}
+        self.mounts: tuple[Mount, ...] = ()
         self.grace_s = 0.0
+        self.over = False
         self._code_dir: Path | None = None
         self._sampler: Sampler | None = None
         self._gatekeeper: Gatekeeper | None = None
@@ -55,6 +58,7 @@ class Runs:
         self._shipper: Shipper | None = None
         self._transports = TransportReader()
         self._stopping = False
+        self._start_cwd: str | None = None
 
     def equip(
         self,
@@ -62,9 +66,11 @@ class Runs:
         code_dir: str,
         sampler: Sampler | None,
         gatekeeper: Gatekeeper | None,
+        mounts: tuple[Mount, ...] = (),
     ) -> None:
         """Say in what all runs start, who measures what they use, and who has to know that the start command has ended."""
         self.environment = environment
+        self.mounts = mounts
         self._code_dir = Path(code_dir)
         self._sampler = sampler
         self._gatekeeper = gatekeeper
@@ -88,6 +94,7 @@ class Runs:
                 cwd=self.cwd(run.cwd),
                 folder=str(self._identity.folder / run.name),
                 mark=self._identity.attempt_id,
+                mounts=self.mounts,
             )
         )
         if run.service:
@@ -95,6 +102,7 @@ class Runs:
             self._exits.append(self._background.start(self._await_service(run.name, started)))
         else:
             self._processes[run.name] = started
+            self._start_cwd = self.cwd(run.cwd)
             self._shipper = self._shipper or self._ship(self._log(run.name))
             self._exits.append(self._background.start(self._await_exit(run.name, started)))
         if self._stopping:  # a stop that came while the run was being started has not seen it
@@ -116,11 +124,34 @@ class Runs:
                 folder=str(folder),
                 mark=self._identity.attempt_id,
                 stdio=stdio,
+                mounts=self.mounts,
             )
         )
         self._background.start(_forget(session, folder))
         self._sample(session)
         return session
+
+    async def start_shell(self, terminal: int, term: str) -> process.Process:
+        """Run an interactive shell on that terminal; raises NoShell where none may begin."""
+        if self._code_dir is None or (self._stopping and not self.over):
+            raise NoShell("the job is ending here" if self._stopping else "the job has not got so far here")
+        number = next(self._sessions)
+        folder = self._identity.folder / "sessions" / str(number)
+        shell = await process.start(
+            process.Run(
+                name=f"shell-{number}",
+                argv=("bash", "-i"),
+                env={**self.environment, "TERM": term},
+                cwd=self._start_cwd or self.cwd(None),
+                folder=str(folder),
+                mark=self._identity.attempt_id,
+                stdio=(terminal, terminal, terminal),
+                mounts=self.mounts,
+                terminal=True,
+            )
+        )
+        self._background.start(_forget(shell, folder))
+        return shell
 
     def cwd(self, cwd: str | None) -> str:
         """Return where a run starts whose plan says ``cwd``."""

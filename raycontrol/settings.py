@@ -37,7 +37,8 @@ class Settings:
     it here. ``cluster`` names the cluster in the store (default: its GCS address), ``address`` is Ray's.
     ``keep_days`` and ``keep_gib`` limit what finished jobs keep; ``package_cap_mib`` is the largest working
     directory that is packed; below ``min_free_mib`` of free space nothing is shipped to the archive;
-    ``scratch`` is where instances work on their node (default: Ray's session folder); ``ray_tmpdir`` is below
+    ``scratch`` is where instances work on their node (default: Ray's session folder); ``shared_dir`` is a folder that all nodes
+    mount, for outputs; ``ray_tmpdir`` is below
     which folder Ray keeps its own. Jobs that leave it open get ``rdma_preset``, RDMA by itself only on nodes with
     ``rdma_min_gpus`` GPUs, and an event when their GPUs were idle for ``idle_gpu_warn_s`` seconds (0: none).
     ``queue_policy`` says what a job that does not fit means for those behind it (``status.Policy``); at a time so many jobs
@@ -58,6 +59,7 @@ class Settings:
     package_cap_mib: int = 512
     min_free_mib: int = 200
     scratch: str | None = None
+    shared_dir: str | None = None
     ray_tmpdir: str = "/tmp"
     rdma_preset: str = "auto"
     rdma_min_gpus: int = 8
@@ -190,6 +192,12 @@ def _path(raw: object) -> str:
     return raw
 
 
+def _absolute(raw: object) -> str:
+    if not isinstance(raw, str) or "\0" in raw or not raw.startswith("/") or not raw.strip("/"):
+        raise ValueError("must be an absolute path")
+    return raw
+
+
 def _amount(raw: object) -> float:
     rule = "must be a number of at least 0"
     if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
@@ -297,6 +305,7 @@ FIELDS: Mapping[str, Field] = {
     "package_cap_mib": Field("RAYCONTROL_PACKAGE_CAP_MIB", _whole(1)),
     "min_free_mib": Field("RAYCONTROL_MIN_FREE_MIB", _whole(0)),
     "scratch": Field("RAYCONTROL_SCRATCH", _path),
+    "shared_dir": Field("RAYCONTROL_SHARED_DIR", _absolute),
     "ray_tmpdir": Field("RAY_TMPDIR", _path),
     "rdma_preset": Field("RAYCONTROL_RDMA_PRESET", _preset),
     "rdma_min_gpus": Field("RAYCONTROL_RDMA_MIN_GPUS", _whole(1)),

@@ -17,6 +17,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_val
 from raycontrol import specfile, specrules
 from raycontrol.errors import UsageError
 from raycontrol.specfile import Document
+from raycontrol.specmounts import Mounts
 from raycontrol.specnodes import NodeCount, NodeNames, Where, span
 from raycontrol.specparts import (
     LAUNCHERS,
@@ -136,6 +137,8 @@ class JobSpec(Part):
     """The folder of the job's code, relative to this file; every node gets a copy."""
     cwd: FolderText | None = None
     """Where the command starts; by default in the copy of working_dir."""
+    mounts: Mounts = Field(default_factory=dict)
+    """Paths that exist for the job only, and what is found there: a path of the code's folder, or an absolute one of the nodes; `:ro` after it: read-only."""
     placement: Placement = Placement.STRICT
     """strict: every instance on a node of its own; pack: several may share one."""
     priority: Annotated[Whole, Field(ge=0, le=9)] = 5

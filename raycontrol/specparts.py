@@ -118,6 +118,9 @@ def _rule(holds: Callable[[Any], object], rule: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+rule = _rule  # for the modules that have further parts
+
+
 def _encodes(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
@@ -339,6 +342,8 @@ class Timeouts(Part):
     """Time between the request to end (SIGTERM) and SIGKILL."""
     evaluator_wait_s: Annotated[Number, Field(ge=0)] = 300
     """Mode ps: how long an evaluator may go on when the job's work is done, for its last round."""
+    keep_failed_s: Annotated[Number, Field(ge=0, le=604800)] = 0
+    """How long a job that has failed for good keeps its nodes for a look inside (`raycontrol shell`); stopping it ends that."""
     idle_gpu_warn_s: Annotated[Number, Field(ge=0)] | None = None
     """Tell when an instance's GPUs have been idle for so long; 0 never; by default the site's."""
 

@@ -183,7 +183,7 @@ class JobInfo(Model):
 
     ``exit_code`` is the code of the job's start command, also where another than 0 is a success; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
-    not ended and nobody is left to end it. ``outputs`` is a folder on the head, None while nothing was collected.
+    not ended and nobody is left to end it; ``kept_until`` that it has failed and keeps its nodes for a look inside. ``outputs`` is a folder on the head, None while nothing was collected.
     ``index`` is that of a member of an array, ``array`` how far one is.
     ``attempts`` are those that have ended, the last 20. ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
     """
@@ -208,14 +208,15 @@ class JobInfo(Model):
     outputs: str | None = None
     rdma: str | None = None
     abandoned: bool = False
+    kept_until: float | None = None
     attempts: tuple[AttemptInfo, ...] = ()
     index: int | None = None
     array: ArrayInfo | None = None
 
     @property
     def over(self) -> bool:
-        """Whether nothing will change any more."""
-        return self.state.terminal or self.abandoned
+        """Whether nothing of it will change any more, but that its nodes may be let go."""
+        return self.state.terminal or self.abandoned or self.kept_until is not None
 
     @property
     def exit_status(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from raycontrol.archive import Archive
 from raycontrol.errors import ControllerUnavailable, JobNotFound
 from raycontrol.hardware import InstanceUsage
 from raycontrol.jobrows import members_of, read_info, read_infos
+from raycontrol.outputs import PIECE_BYTES, Piece, Tops, pieces
 from raycontrol.readers import ClusterDoor, completed
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo
 from raycontrol.store import JobRow, Store
@@ -98,6 +99,11 @@ class StoreReader:
 
     def usage(self, job_id: str, attempt: int, last: int) -> dict[str, tuple[InstanceUsage, ...]]:
         return completed(self._archive.usage_of(job_id, attempt, last))
+
+    def outputs(self, job_id: str) -> Iterator[Piece]:
+        self._row(job_id)
+        tops = Tops.of(self._home, job_id)
+        return pieces(tops.files(), lambda path, offset: tops.read(path, offset, PIECE_BYTES))
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         info = self.info(job_id)

@@ -56,6 +56,7 @@ DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 LONGEST_STRING = 32 * 4096  # the kernel's MAX_ARG_STRLEN, the closing zero included
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+TIOCSCTTY = 0x540E
 
 
 def main(control: int, owner: int, *stdio: int) -> None:
@@ -472,6 +473,9 @@ def _become_main(config: dict[str, Any], stdio: tuple[int, ...], failure_out: in
         _raise_limit(resource.RLIMIT_MEMLOCK, None)
         _raise_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
         _set_streams(_streams(config["folder"], stdio))
+        if config["terminal"]:
+            _take_terminal()
+        _make_mounts(config["package"], config["mounts"])
         _enter(config["cwd"])
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -511,6 +515,26 @@ def _set_streams(stdio: tuple[int, ...]) -> None:
     """Put them in their places. All of them are 3 or more, and the originals close at exec."""
     for place, fd in enumerate(stdio):
         os.dup2(fd, place)
+
+
+def _take_terminal() -> None:
+    """Make stdin the terminal that this session is controlled by: Ctrl-C there is for us then."""
+    import fcntl
+
+    fcntl.ioctl(0, TIOCSCTTY, 0)
+
+
+def _make_mounts(package: bytes, mounts: list[tuple[bytes, bytes, bool]]) -> None:
+    """Loaded only where there are any, because every run waits for what is imported."""
+    if not mounts:
+        return
+    sys.path.append(os.fsdecode(package))
+    maker = __import__("mounts")
+    try:
+        maker.make(mounts)
+    except maker.MountError as error:
+        raise _CannotStart(None, f"its mounts cannot be made: {error}") from error
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # new capabilities may have cleared it
 
 
 def _enter(cwd: bytes) -> None:

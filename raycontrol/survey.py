@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from raycontrol.duties import Cluster
 from raycontrol.errors import RaycontrolError, UsageError
-from raycontrol.hardware import NodeFacts, NodeInfo, NodeState, OfflineNode
+from raycontrol.hardware import NodeFacts, NodeInfo, NodeState, OfflineNode, SharedFolder
 from raycontrol.job import Job
 from raycontrol.lookups import LOOKUP_S, PEERS_LOOKED_UP
 from raycontrol.placement import Node
+from raycontrol.sharing import Sharing
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Survey:
     check: bool = False
     answer_s: float = ANSWER_S
     offline: Callable[[str], OfflineNode | None] = lambda name: None
+    sharing: Sharing | None = None
 
     async def nodes(
         self, rooms: Sequence[Node], jobs: Sequence[Job], names: Sequence[str] | None
@@ -69,14 +71,15 @@ class Survey:
         )
         peers = [ip for ip in dict.fromkeys(ips) if ip != room.ip][:PEERS_LOOKED_UP]
         try:
-            return bare.model_copy(update={"facts": await self._facts(room.id, peers)})
+            return bare.model_copy(update={"facts": await self._facts(room, peers)})
         except asyncio.TimeoutError:
             return bare.model_copy(update={"silent": f"did not answer within {self.answer_s:g} s"})
         except Exception as error:  # what is wrong with one node is to be shown, beside the others
             log.warning("node %s (%s) gave no facts", room.name, room.ip, exc_info=True)
             return bare.model_copy(update={"silent": _words(error)})
 
-    async def _facts(self, node_id: str, peers: Sequence[str]) -> NodeFacts:
+    async def _facts(self, room: Node, peers: Sequence[str]) -> NodeFacts:
+        node_id = room.id
         if not self.check:
             return await self._in_time(self.cluster.facts(node_id, False))
         facts, offset_s = await asyncio.gather(
@@ -84,7 +87,16 @@ class Survey:
         )
         # Not beside the clock's readings: many look-ups would delay the node's answer.
         lookups = await self._if_possible(self.cluster.look_up(node_id, peers, min(LOOKUP_S, self.answer_s)))
-        return facts.model_copy(update={"clock_offset_s": offset_s, "lookups": tuple(lookups or ())})
+        found = {
+            "clock_offset_s": offset_s,
+            "lookups": tuple(lookups or ()),
+            "shared": await self._shared(room),
+        }
+        return facts.model_copy(update=found)
+
+    async def _shared(self, room: Node) -> SharedFolder | None:
+        found = None if self.sharing is None else await self.sharing.of(room.id, room.name, anew=True)
+        return None if found is None else SharedFolder(folder=found.folder, fault=found.fault)
 
     async def _offset_s(self, node_id: str) -> float:
         """Return how far the node's clock is ahead, by the reading that took the shortest way."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raycontrol import keeping
 from raycontrol.events import Held, LetGo, Preempted, PriorityChanged, StopRequested, Suspended
 from raycontrol.job import Job
 from raycontrol.retries import ENDS, will_be_tried_again
@@ -20,6 +21,8 @@ def stop_requested(job: Job, event: StopRequested) -> Change:
     if job.state is not JobState.STOPPING:
         stopped, message = stop(job, event.at, verdict, because=event.why)
         return replace(stopped, forced=event.force), message
+    if job.kept_until is not None:
+        return keeping.over(job, event.why)
     if job.after in (JobState.QUEUED, JobState.PLACING):
         if event.force and not job.forced:
             job = replace(job, forced=True, since=event.at)

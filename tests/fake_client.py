@@ -15,6 +15,7 @@ from typing import Any
 from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
+from raycontrol.outputs import Fetched
 from raycontrol.status import (
     Event,
     InstanceInfo,
@@ -66,6 +67,7 @@ class FakeJob:
         self._changed = threading.Condition()
         self.wishes: list[str] = []
         self.jobs_of_members: dict[int, FakeJob] = {}
+        self.sat_at: str | None = None
 
     def becomes(
         self,
@@ -201,6 +203,13 @@ class FakeJob:
             if self._obeys:
                 self.becomes(JobState.STOPPED, Reason.STOP_REQUESTED, ended_at=SUBMITTED_AT + 2)
         return self._info
+
+    def shell(self, instance: str | None = None) -> int:
+        self.sat_at = instance
+        return 3
+
+    def get_outputs(self, folder: str | None = None) -> Fetched:
+        return Fetched(folder or f"outputs-{self.id}", 2, 3 << 20)
 
     def hold(self) -> JobInfo:
         return self._wish("hold")

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raycontrol.cli import controller, draining, jobs, nodes, offline, queueing, run, serve, token, top
+from raycontrol.cli import (
+    controller,
+    draining,
+    jobs,
+    nodes,
+    offline,
+    outputs,
+    queueing,
+    run,
+    serve,
+    shell,
+    token,
+    top,
+)
 
 
 class WithCommand(TyperCommand):
@@ -28,6 +41,13 @@ controller_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Look at the cluster's controller, or replace it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+outputs_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="What a job has left in $RAYCONTROL_OUTPUT_DIR.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -82,6 +102,9 @@ app.command("list", short_help="List jobs: unfinished ones and the last 20.")(jo
 app.command(short_help="Show everything about one job.")(jobs.get)
 app.command(short_help="Print what a job's programs wrote.")(jobs.logs)
 app.command(short_help="Print every change of a job.")(jobs.events)
+app.add_typer(outputs_app, name="outputs", short_help="Fetch what a job has left.")
+outputs_app.command(short_help="Fetch a job's outputs to this machine.")(outputs.get)
+app.command(short_help="Open a shell in a running instance.")(shell.shell)
 app.command(short_help="Show what running jobs use, live.")(top.top)
 app.command(short_help="Wait for a job's end, exit with its status.")(jobs.wait)
 app.command(short_help="Ask jobs to stop.")(jobs.stop)

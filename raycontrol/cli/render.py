@@ -119,7 +119,8 @@ def details(info: JobInfo, now: float, *, over_http: bool = False) -> dict[str, 
         "ended": moment(info.ended_at) if info.ended_at is not None else None,
         "took": _took(info, now) or None,
         "rdma": info.rdma,
-        "exit status": str(info.exit_status) if info.state.terminal else None,
+        "kept until": moment(info.kept_until) if info.kept_until is not None else None,
+        "exit status": str(info.exit_status) if info.over and not info.abandoned else None,
         "outputs": outputs_of(info, over_http),
     }
 
@@ -206,6 +207,8 @@ def _took(info: JobInfo, now: float) -> str:
 def _note(info: JobInfo) -> str:
     if info.array is not None and info.array.begun:
         return (_array(info) or "") + (f"; {_cut(info.pending)}" if info.pending else "")
+    if info.kept_until is not None:
+        return _cut(f"failed, kept for a look inside until {moment(info.kept_until)}")
     if info.pending is not None and not info.state.terminal:
         return ("abandoned: " if info.abandoned else "") + _cut(info.pending)
     if info.verdict is not None:  # there is one as soon as a job is being stopped for it

@@ -273,3 +273,16 @@ def test_a_user_removes_his_own_ended_jobs(api: Api) -> None:
     with client_of(api, "user") as client:
         assert [job.id for job in client.prune(older_than_days=1)] == [JOB]
     assert api.door.calls == [("prune", JOB)]
+
+
+def test_outputs_come_over_as_they_are(api: Api, tmp_path: Path) -> None:
+    api.door.put(adas_job(JobState.SUCCEEDED))
+    outputs = api.home / "jobs" / JOB / "outputs" / "worker-0"
+    outputs.mkdir(parents=True)
+    (outputs / "né 'w'\n").write_bytes(b"0123" * 100_000)
+    (outputs / "empty").touch()
+    fetched = client_of(api).job(JOB).get_outputs(tmp_path / "here")
+    assert (fetched.files, fetched.size) == (2, 400_000)
+    assert (tmp_path / "here" / "worker-0" / "né 'w'\n").read_bytes() == b"0123" * 100_000
+    with pytest.raises(JobNotFound):
+        list(door_of(api).outputs("nobody-1"))

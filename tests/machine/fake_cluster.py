@@ -22,6 +22,7 @@ from raycontrol.placement import Node
 from raycontrol.plan import Orders
 from raycontrol.preparing import Preparation
 from raycontrol.queue import Rules
+from raycontrol.sharedprobe import Probed, probe
 from raycontrol.spec import JobSpec, Timeouts
 from raycontrol.status import Event, JobInfo, JobState
 from raycontrol.version import __version__
@@ -151,6 +152,9 @@ class FakeCluster(Gangs):
         if node_id in self.hidden - self.heartbeats:
             raise ConnectionError("the actor does not answer")
         return self.now() + self.clocks_ahead_s.get(node_id, 0.0)
+
+    async def probe_shared(self, node_id: str, act: str, folder: str, name: str, text: str) -> Probed:
+        return probe(act, folder, name, text)  # all nodes are this machine
 
     async def attempts(self) -> set[str]:
         found = set(self.gangs)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from raycontrol import process, supervisor
-from raycontrol.plan import shell_argv
+from raycontrol.plan import Mount, shell_argv
 from raycontrol.process import Exit, Run
 from tests.support import wait_until
 
@@ -82,6 +82,7 @@ class Trees:
         env: Mapping[str, str] | None = None,
         mark: str | None = None,
         cwd: str = "/",
+        mounts: tuple[Mount, ...] = (),
     ) -> Run:
         self._runs += 1
         return Run(
@@ -91,6 +92,7 @@ class Trees:
             cwd=cwd,
             folder=str(self.folder / f"run-{self._runs}"),
             mark=mark or self.mark,
+            mounts=mounts,
         )
 
     def end_of(self, command: str | tuple[str, ...], **arguments: Any) -> tuple[Exit, Run]:

@@ -785,3 +785,17 @@ def test_what_another_user_wrote_cannot_command_the_terminal() -> None:
         job_id="digits-1",
     )
     assert event_line(event).endswith("stop\\x1b]0;mine\\x07 ü")
+
+
+def test_shell_ends_with_the_status_of_the_shell() -> None:
+    job = FakeJob(job_info())
+    assert Shell(FakeClient(job))("shell", job.id, "worker-1") == 3
+    assert job.sat_at == "worker-1"
+
+
+def test_outputs_get_says_what_was_fetched_and_where_to() -> None:
+    job = FakeJob(job_info())
+    shell = Shell(FakeClient(job))
+    assert (shell("outputs", "get", job.id), shell.stdout) == (0, f"2 files, 3 MiB, in outputs-{job.id}\n")
+    assert shell.json("outputs", "get", job.id, "a\nb") == {"folder": "a\nb", "files": 2, "size": 3145728}
+    assert (shell("outputs", "get", job.id, "a\nb"), shell.stdout) == (0, "2 files, 3 MiB, in 'a\\nb'\n")

@@ -17,6 +17,7 @@ from raycontrol.hardware import (
     NodeFacts,
     NodeInfo,
     RayStart,
+    SharedFolder,
 )
 from raycontrol.raysettings import variables
 from tests.node_facts import GIB, cpu_facts, gpu, gpu_facts, node, roce_port
@@ -37,7 +38,8 @@ def words(name: str, facts: NodeFacts, *peers: NodeInfo, **changes: Any) -> tupl
 
 
 def test_a_healthy_gpu_node_passes_every_check() -> None:
-    facts = gpu_facts(clock_offset_s=0.02, lookups=(Lookup(ip="10.0.0.6", seconds=0.01, name="host-b"),))
+    lookups = (Lookup(ip="10.0.0.6", seconds=0.01, name="host-b"),)
+    facts = gpu_facts(clock_offset_s=0.02, lookups=lookups, shared=SharedFolder(folder="/mnt/all"))
     peer = node("host-b", gpu_facts(), ip="10.0.0.6")
     assert [(item.name, item.verdict.value, item.found) for item in checks(node(facts=facts), [peer])] == [
         ("GPUs on the bus", "ok", "2 x NVIDIA H100"),
@@ -62,6 +64,7 @@ def test_a_healthy_gpu_node_passes_every_check() -> None:
         ("GPUDirect", "ok", "nvidia_peermem is loaded"),
         ("clock", "ok", "0.02 s ahead of the head's"),
         ("name look-ups", "ok", "1 peer, the slowest in 0.01 s"),
+        ("shared folder", "ok", "/mnt/all is proved to be the head's"),
         ("same versions", "ok", "driver, PyTorch and kernel as on most of 2 nodes"),
     ]
 
@@ -84,9 +87,19 @@ def test_on_a_node_of_cpus_the_checks_of_gpus_and_rdma_do_not_apply() -> None:
         ("GPUDirect", "no NVIDIA device"),
         ("clock", "not measured"),
         ("name look-ups", "no other node was looked up"),
+        ("shared folder", "no shared_dir in the settings"),
         ("same versions", "no other node to compare with"),
     }
     assert {item.verdict.value for item in found} == {"ok", "skipped"}
+
+
+def test_a_folder_that_is_not_shared_fails_with_nodes_and_users() -> None:
+    fault = (
+        "shared_dir /mnt/all is not shared by host-a: the head (uid 0) cannot write there: Permission denied"
+    )
+    found = check("shared folder", cpu_facts(shared=SharedFolder(folder="/mnt/all", fault=fault)))
+    assert (found.verdict, found.found) == ("fail", fault)
+    assert "docs/shared-folder.md" in (found.advice or "")
 
 
 def test_a_node_that_did_not_answer_is_one_failing_check() -> None:

@@ -17,15 +17,15 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
-    "words": "arrayspec access conditions cursors errors hardware presets raysettings spec specfaults specfile specnodes specparts specrules status version wording",
-    "thought": "arrayqueue arrays attempts backends choosing demands dependencies doctor events gate job lifecycle parts placement plan promises queue queuejobs rdma relations retention retries room stopping transports verdicts wishes",
+    "words": "arrayspec access conditions cursors errors hardware presets raysettings spec specfaults specfile specnodes specmounts specparts specrules status version wording",
+    "thought": "arrayqueue arrays attempts backends choosing demands dependencies doctor events gate job keeping lifecycle parts placement plan promises queue queuejobs rdma relations retention retries room stopping transports verdicts wishes",
     "machine": (
-        "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups memberrows metricrows nodeenv nodefacts noderows nvidia nvml packages packing process rdmaports settings shipping steadyclock "
+        "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups memberrows metricrows mounts nodeenv nodefacts noderows nvidia nvml outputs packages packing process rdmaports settings sharedprobe shipping steadyclock "
         "ports raynodes raystart samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
     ),
-    "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter roster runs scheduler survey",
+    "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter roster runs scheduler sharing survey terminals",
     "ray": "actors cluster connect rayauth",
-    "user": "arraylogs client httpcalls logview readers remote storereader",
+    "user": "arraylogs client httpcalls logview readers remote shells storereader",
     "faces": "__main__ api cli",
 }
 LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for module in modules.split()}
@@ -36,6 +36,7 @@ LIBRARIES = {
     "fastapi": {"api"},
     "grpc": {"rayauth"},
     "h11": {"api"},
+    "mounts": {"supervisor"},  # the file beside it, by its path
     "httpx": {"httpcalls", "remote"},
     "pathspec": {"ignore", "packing"},
     "prometheus_client": {"api"},

@@ -960,6 +960,7 @@ def test_info_shows_the_whole_job() -> None:
         "abandoned": False,
         "index": None,
         "array": None,
+        "kept_until": None,
         "attempts": [
             {
                 "number": 0,

@@ -1,0 +1,167 @@
+"""What jobs have left in ``$RAYCONTROL_OUTPUT_DIR``: listed and read on the head, laid down where it was asked for."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from raycontrol.beneath import file_beneath, files_beneath
+from raycontrol.disk import remove_tree
+from raycontrol.errors import RaycontrolError, UsageError
+from raycontrol.logs import checked_name, jobs_folder
+from raycontrol.settings import Settings
+
+PIECE_BYTES = 4 << 20
+PARTIAL = ".raycontrol-partial"
+"""What a file is called while it grows."""
+
+
+class OutputsError(RaycontrolError):
+    """Outputs cannot be laid down here."""
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One file: ``path`` is ``<instance>/<path in its folder>``, ``mode`` its permissions."""
+
+    path: str
+    size: int
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a file, from ``offset`` on. Pieces of a file come one after the other, and an empty one has one, too."""
+
+    file: OutputFile
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was laid down below ``folder``."""
+
+    folder: str
+    files: int
+    size: int
+
+
+class Tops:
+    """Where the outputs of a job lie: below the archive's folder and, where nodes share one, in that, too."""
+
+    def __init__(self, home: str | os.PathLike[str], shared_dir: str | None, job_id: str) -> None:
+        self._name = checked_name("job", job_id)
+        self._tops = [jobs_folder(home), *([Path(shared_dir) / "jobs"] if shared_dir else [])]
+
+    @classmethod
+    def of(cls, home: str | os.PathLike[str], job_id: str) -> Tops:
+        """As the settings of this home have it; where they are wrong, without a shared folder."""
+        try:
+            shared_dir = Settings.of_home(str(home)).shared_dir
+        except UsageError:
+            shared_dir = None
+        return cls(home, shared_dir, job_id)
+
+    def files(self) -> list[OutputFile]:
+        """Return all files, by instance and path. Links are left out: they could lead to what is not the job's."""
+        found = {}
+        for top, folder in reversed(self.pairs()):
+            for path in files_beneath(top, folder):
+                opened = file_beneath(top, path)
+                if opened is not None:
+                    with opened:
+                        state = os.fstat(opened.fileno())
+                    name = str(path.relative_to(folder))
+                    found[name] = OutputFile(name, state.st_size, state.st_mode & 0o777, state.st_mtime_ns)
+        return [found[name] for name in sorted(found)]
+
+    def read(self, path: str, offset: int, max_bytes: int) -> bytes:
+        """Return up to ``max_bytes`` of a file from ``offset``; nothing at its end, and where there is none."""
+        parts = inside(path)
+        for top, folder in self.pairs():
+            opened = file_beneath(top, folder.joinpath(*parts))
+            if opened is not None:
+                with opened:
+                    return os.pread(opened.fileno(), max_bytes, offset)
+        return b""
+
+    def remove_shared(self) -> None:
+        """Remove what the job has left in the shared folder; what is in the archive goes with its folder there."""
+        for top in self._tops[1:]:
+            remove_tree(top / self._name)
+
+    def pairs(self) -> list[tuple[Path, Path]]:
+        """Return each folder of the job's outputs, with what is trusted above it."""
+        return [(top, top / self._name / "outputs") for top in self._tops]
+
+
+def inside(path: str) -> tuple[str, ...]:
+    """Return the parts of a path that leads nowhere but down; raises UsageError for another."""
+    parts = tuple(path.split("/"))
+    if not path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(f"output: must be a path inside the folder, got {path!r}")
+    return parts
+
+
+def pieces(files: Iterable[OutputFile], read: Callable[[str, int], bytes]) -> Iterator[Piece]:
+    """Yield all of the files; ``read(path, offset)`` gives what follows there. One that shrinks meanwhile is left out."""
+    for file in files:
+        offset = 0
+        while offset < file.size or offset == 0:
+            data = read(file.path, offset)[: file.size - offset]
+            yield Piece(file, offset, data)
+            if not data:
+                break
+            offset += len(data)
+
+
+def from_tar(stream: IO[bytes]) -> Iterator[Piece]:
+    """Yield what a tar archive holds, as it comes; raises OutputsError when it breaks off."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                data = archive.extractfile(member) if member.isfile() else None
+                if data is not None:
+                    file = OutputFile(member.name, member.size, member.mode & 0o777, int(member.mtime * 1e9))
+                    yield from pieces([file], _reader(data))
+    except tarfile.TarError as error:
+        raise OutputsError(f"the archive of outputs broke off: {error}") from None
+
+
+def _reader(data: IO[bytes]) -> Callable[[str, int], bytes]:
+    return lambda path, offset: data.read(PIECE_BYTES)
+
+
+def lay_down(pieces: Iterable[Piece], folder: Path) -> Fetched:
+    """Write files below ``folder``, each whole or not at all; a file of the same name is replaced. Raises OutputsError."""
+    files, size = 0, 0
+    growing: IO[bytes] | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for piece in pieces:
+            path = folder.joinpath(*inside(piece.file.path))
+            partial = path.parent / PARTIAL
+            if piece.offset == 0:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.unlink(missing_ok=True)
+                growing = partial.open("xb")
+            assert growing is not None, "pieces of a file begin at its beginning"
+            growing.write(piece.data)
+            if piece.offset + len(piece.data) >= piece.file.size:
+                growing.close()
+                partial.chmod(piece.file.mode | 0o600)
+                os.utime(partial, ns=(piece.file.mtime_ns, piece.file.mtime_ns))
+                partial.replace(path)
+                files, size = files + 1, size + piece.file.size
+    except OSError as error:
+        raise OutputsError(f"outputs cannot be written to {folder}: {error}") from error
+    finally:
+        if growing is not None:
+            growing.close()
+    return Fetched(str(folder), files, size)

@@ -1,0 +1,92 @@
+"""A failed job that keeps its nodes for a look inside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raycontrol.demands import deadline, duties
+from raycontrol.events import InstanceLost, NodesReleased, ReleaseNodes, StopRequested, TimePassed
+from raycontrol.job import Job, info
+from raycontrol.lifecycle import advance
+from raycontrol.spec import Retry
+from raycontrol.status import JobState, Reason
+from tests.unit.lifecycle_jobs import ATTEMPT, after, closed, exited, running
+
+RELEASE = ReleaseNodes(ATTEMPT, last=True, keep=False)
+
+
+def failed(**timeouts: object) -> Job:
+    """Its worker has exited with 7, and all instances are closed at 1030 s."""
+    stopping = after(running(**timeouts), exited("worker-0", code=7), exited("master-0", 1021.0, code=0))
+    return after(stopping, closed("worker-0", 1029.0), closed("master-0", 1030.0))
+
+
+def test_it_keeps_its_nodes_for_so_long_with_its_verdict_known() -> None:
+    job = failed(keep_failed_s=60)
+    assert (job.state, job.after, job.reason) == (JobState.STOPPING, JobState.FAILED, Reason.INSTANCE_FAILED)
+    assert (duties(job), deadline(job), job.kept_until) == ((), 1090.0, 1090.0)
+
+
+def test_who_waits_for_it_is_told_at_once_that_it_is_over_and_with_which_status() -> None:
+    shown = info(failed(keep_failed_s=60))
+    assert (shown.over, shown.state, shown.exit_status, shown.kept_until) == (
+        True,
+        JobState.STOPPING,
+        7,
+        1090.0,
+    )
+
+
+def test_then_it_lets_go_and_has_failed() -> None:
+    step = advance(failed(keep_failed_s=60), TimePassed(1090.0))
+    assert step.commands == (RELEASE,)
+    assert [note.message for note in step.notes] == ["its nodes are let go: the time is over"]
+    ended = after(step.job, NodesReleased(1091.0, ATTEMPT))
+    assert (ended.state, ended.reason, ended.ended_at) == (JobState.FAILED, Reason.INSTANCE_FAILED, 1091.0)
+    assert info(ended).kept_until is None
+
+
+def test_before_that_time_nothing_happens() -> None:
+    job = failed(keep_failed_s=60)
+    assert advance(job, TimePassed(1089.9)).job == job
+
+
+def test_a_stop_lets_go_early_and_changes_no_verdict() -> None:
+    step = advance(failed(keep_failed_s=60), StopRequested(1040.0, "seen enough"))
+    assert (step.commands, step.job.reason) == ((RELEASE,), Reason.INSTANCE_FAILED)
+    assert [note.message for note in step.notes] == ["its nodes are let go: seen enough"]
+
+
+def test_by_default_nothing_is_kept() -> None:
+    assert duties(failed()) == (RELEASE,)
+
+
+def test_a_job_that_was_stopped_or_has_succeeded_is_not_kept() -> None:
+    stopped = after(running(keep_failed_s=60), StopRequested(1020.0, "enough"))
+    stopped = after(stopped, closed("worker-0", 1029.0), closed("master-0", 1030.0))
+    assert duties(stopped) == (RELEASE,)
+    done = after(running(keep_failed_s=60), exited("worker-0", code=0), exited("master-0", code=0))
+    assert duties(after(done, closed("worker-0"), closed("master-0"))) == (RELEASE,)
+
+
+def test_a_force_stop_of_a_failing_job_keeps_nothing() -> None:
+    stopping = after(running(keep_failed_s=60), exited("worker-0", code=7))
+    forced = after(stopping, StopRequested(1022.0, "now", force=True))
+    assert duties(after(forced, closed("worker-0"), closed("master-0"))) == (RELEASE,)
+
+
+def test_only_the_last_attempt_is_kept() -> None:
+    job = failed(keep_failed_s=60, retry=Retry(max=1))
+    assert (job.after, job.kept_until) == (JobState.PLACING, None)
+
+
+def test_a_job_without_a_living_instance_is_not_kept() -> None:
+    job = after(running(keep_failed_s=60), InstanceLost(1020.0, ATTEMPT, "master-0", "gone"))
+    job = after(job, InstanceLost(1021.0, ATTEMPT, "worker-0", "gone"))
+    assert (job.after, job.kept_until) == (JobState.FAILED, None)
+
+
+def test_a_controller_that_comes_back_goes_on_keeping_it() -> None:
+    job = failed(keep_failed_s=60)
+    again = replace(job)
+    assert (duties(again), deadline(again)) == ((), 1090.0)

@@ -1,0 +1,98 @@
+"""Outputs: listed on the head by no link, laid down whole, whatever they are called."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from raycontrol.errors import UsageError
+from raycontrol.outputs import Fetched, OutputFile, OutputsError, Piece, Tops, from_tar, lay_down, pieces
+
+ODD = "a 'b' \"c\"\nd é"
+
+
+def left(top: Path, path: str, data: bytes) -> None:
+    file = top / "jobs" / "digits-1" / "outputs" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def fetched(tops: Tops, folder: Path, piece_bytes: int = 4) -> Fetched:
+    return lay_down(pieces(tops.files(), lambda path, at: tops.read(path, at, piece_bytes)), folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_files_come_whole_with_their_times_and_modes_whatever_they_are_called(tmp_path: Path) -> None:
+    left(tmp_path, f"worker-0/{ODD}/model.pt", b"0123456789")
+    left(tmp_path, "master-0/empty", b"")
+    model = tmp_path / "jobs" / "digits-1" / "outputs" / "worker-0" / ODD / "model.pt"
+    model.chmod(0o750)
+    os.utime(model, ns=(5, 1_000_000_000_000_000_007))
+    target = tmp_path / f"to {ODD}"
+    assert fetched(Tops(tmp_path, None, "digits-1"), target) == Fetched(str(target), 2, 10)
+    assert contents(target) == {f"worker-0/{ODD}/model.pt": b"0123456789", "master-0/empty": b""}
+    state = (target / "worker-0" / ODD / "model.pt").stat()
+    assert (state.st_mtime_ns, state.st_mode & 0o777) == (1_000_000_000_000_000_007, 0o750)
+
+
+def test_links_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("not the job's")
+    left(tmp_path, "worker-0/real", b"x")
+    folder = tmp_path / "jobs" / "digits-1" / "outputs" / "worker-0"
+    (folder / "link").symlink_to(tmp_path / "secret")
+    tops = Tops(tmp_path, None, "digits-1")
+    assert [file.path for file in tops.files()] == ["worker-0/real"]
+    assert tops.read("worker-0/link", 0, 10) == b""
+
+
+def test_those_of_a_shared_folder_are_among_them_and_the_archives_come_first(tmp_path: Path) -> None:
+    home, shared = tmp_path / "home", tmp_path / "shared"
+    left(home, "master-0/both", b"archive")
+    left(shared, "master-0/both", b"shared")
+    left(shared, "worker-0/model", b"01")
+    tops = Tops(home, str(shared), "digits-1")
+    assert [(file.path, file.size) for file in tops.files()] == [("master-0/both", 7), ("worker-0/model", 2)]
+    assert tops.read("master-0/both", 0, 10) == b"archive"
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../x", "/etc/passwd", "a//b", "", "a\0b", "."])
+def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(UsageError, match="output: must be a path inside the folder"):
+        lay_down([Piece(OutputFile(path, 1, 0o644, 0), 0, b"x")], tmp_path)
+    with pytest.raises(UsageError, match="output: must be a path inside the folder"):
+        Tops(tmp_path, None, "digits-1").read(path, 0, 1)
+
+
+def test_a_file_that_breaks_off_is_not_there_and_an_old_one_stays(tmp_path: Path) -> None:
+    (tmp_path / "worker-0").mkdir()
+    (tmp_path / "worker-0" / "model").write_text("old")
+
+    def broken() -> object:
+        yield Piece(OutputFile("worker-0/model", 10, 0o644, 0), 0, b"new")
+        raise OutputsError("it broke off")
+
+    with pytest.raises(OutputsError, match="it broke off"):
+        lay_down(broken(), tmp_path)  # type: ignore[arg-type]
+    assert (tmp_path / "worker-0" / "model").read_text() == "old"
+
+
+def test_a_tar_archive_is_taken_apart_as_it_comes(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in ((f"worker-0/{ODD}", b"0123"), ("worker-0/empty", b"")):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.mtime = len(data), 0o600, 1000
+            archive.addfile(member, io.BytesIO(data))
+        link = tarfile.TarInfo("worker-0/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    packed.seek(0)
+    assert lay_down(from_tar(packed), tmp_path) == Fetched(str(tmp_path), 2, 4)
+    assert contents(tmp_path) == {f"worker-0/{ODD}": b"0123", "worker-0/empty": b""}
