@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 from raycontrol.api import (
     changeroutes,
     clusterroutes,
+    execroutes,
     healthroutes,
     jobroutes,
     listings,
@@ -42,6 +43,7 @@ from raycontrol.api.hubs import Hub
 from raycontrol.api.limits import Buckets, Limits
 from raycontrol.api.measures import Measures
 from raycontrol.api.problems import answer_error, answer_invalid, answer_refusal_of_the_router
+from raycontrol.api.shares import Shares
 from raycontrol.api.uploads import Uploads
 from raycontrol.api.watchers import Watchers
 from raycontrol.archive import bytes_of_jobs
@@ -57,6 +59,7 @@ ROUTES = (
     packageroutes,
     clusterroutes,
     noderoutes,
+    execroutes,
     tokenroutes,
     healthroutes,
 )
@@ -69,6 +72,8 @@ BODIES = (
     models.NamedNodes,
     models.NodesToRemove,
     models.NodesToDrain,
+    models.JobExec,
+    models.NodesExec,
 )
 OPEN = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What needs no token: it tells nothing of jobs."""
@@ -122,6 +127,7 @@ def _hub(open_door: Callable[[], ServerDoor], config: Config) -> Hub:
         package_cap_bytes=config.package_cap_bytes,
         audits=Audits(calls, config.limits.audit_retry_s, config.limits.audit_wait_s),
         refusals=Buckets(config.limits.refusals_per_s, config.limits.refusals_burst),
+        execs=Shares(config.limits.execs_per_token, "commands across nodes"),
         uploads=Uploads(config.limits.uploads_per_user),
     )
 

@@ -11,6 +11,7 @@ from fastapi import Request
 
 from raycontrol.api.calls import Calls
 from raycontrol.api.limits import Buckets, Limits
+from raycontrol.api.shares import Shares
 from raycontrol.api.uploads import Uploads
 from raycontrol.readers import ServerDoor
 
@@ -31,7 +32,7 @@ class Hub:
     """``home`` is RAYCONTROL_HOME on the head; ``package_cap_bytes`` limits an upload.
 
     ``glances`` are jobs that are looked at in passing, ``listings`` pages of the list, ``sizes`` the bytes
-    that each job keeps. ``refusals`` are those of each token that the audit still takes.
+    that each job keeps. ``refusals`` are those of each token that the audit still takes, ``execs`` the commands across nodes that it has running.
     """
 
     home: Path
@@ -47,6 +48,7 @@ class Hub:
     audits: Audits
     refusals: Buckets
     uploads: Uploads
+    execs: Shares
 
     async def change(self, work: Callable[[ServerDoor], T]) -> T:
         """Have something changed. Who asks after that is shown it, also where nobody can say that it was done."""

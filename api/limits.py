@@ -50,6 +50,8 @@ class Limits:
     """Streams and long polls that wait with one token."""
     followers: int = 1000
     """Streams and long polls that wait."""
+    execs_per_token: int = 64
+    """Commands across nodes that run, each of which takes a thread."""
     watched_jobs: int = 128
     """Jobs that they wait for, each of which takes a thread."""
     request_s: float = 20

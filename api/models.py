@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from raycontrol.access import TOKEN_TTL_S, AuditEntry, Role, TokenInfo
 from raycontrol.status import JobInfo, Model
 
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 Seconds = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
+ScriptBytes = Annotated[bytes, BeforeValidator(lambda text: base64.b64decode(text, validate=True), str)]
+"""In base64, to the letter: what is left of a text that is none would run, too."""
 JobName = Annotated[str, Field(min_length=1, max_length=80)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -58,6 +61,37 @@ class NewPriority(Model):
 
     priority: Annotated[int, Field(ge=0, le=9)]
     why: Annotated[str, Field(max_length=500)] | None = None
+
+
+class JobExec(Model):
+    """A command to be run inside a job's instances: those named, those of the group, or all that run.
+
+    ``command`` is a line for bash or a list of words, ``script`` the bytes of a script (base64), to which a list is its arguments.
+    ``parallel``: on so many at a time.
+    """
+
+    command: str | list[str] = ""
+    script: ScriptBytes | None = Field(default=None, repr=False)
+    timeout_s: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
+    parallel: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    instances: tuple[str, ...] = ()
+    group: str | None = None
+
+
+class NodesExec(Model):
+    """A command to be run on ``nodes`` of these names, IPs or beginnings of ids, or on ``all``.
+
+    ``plain`` leaves out what the node's shell would set, ``root`` goes through sudo; the rest is as for a job.
+    """
+
+    command: str | list[str] = ""
+    script: ScriptBytes | None = Field(default=None, repr=False)
+    timeout_s: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
+    parallel: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    nodes: tuple[str, ...] = ()
+    all: bool = False
+    plain: bool = False
+    root: bool = False
 
 
 class JobPlan(Model):

@@ -40,7 +40,7 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
     secret: Environment = dict.fromkeys(spec.secret_env, SECRET)
     origins = dict.fromkeys(spec.secret_env, "secret_env")
     found = {
-        member.name: {**_told(network[member.name]), **_share(member, fact)}
+        member.name: {**_shell(fact), **_told(network[member.name]), **_share(member, fact)}
         for member, fact in zip(gang, facts, strict=True)
     }
     return replace(
@@ -55,7 +55,9 @@ def completed(plan: Plan, spec: JobSpec, facts: tuple[Facts, ...]) -> Plan:
         },
         rdma=decision,
         warnings=(*plan.warnings, *shared),
-        notes=(*rdma.remarks(facts, decision), *shared, *_gpu_problems(gang, facts)) if known else (),
+        notes=(*rdma.remarks(facts, decision), *shared, *_gpu_problems(gang, facts), *_without_shell(facts))
+        if known
+        else (),
         secret_env=tuple(spec.secret_env),
         mounts=places.mounts(spec, facts),
     )
@@ -79,6 +81,16 @@ class Told(NamedTuple):
 
 def _told(values: Mapping[str, Value]) -> dict[str, Told]:
     return {name: Told(value.text, value.origin) for name, value in values.items()}
+
+
+def _shell(fact: Facts) -> dict[str, Told]:
+    return {name: Told(text, f"the shell of {fact.node_name}") for name, text in fact.shell_env.items()}
+
+
+def _without_shell(facts: Sequence[Facts]) -> Iterator[str]:
+    for fact in facts:
+        if fact.shell_trouble is not None:
+            yield f"{fact.instance} is without the environment of the shell of {fact.node_name}: {fact.shell_trouble}"
 
 
 def _texts(values: Mapping[str, Told]) -> Environment:

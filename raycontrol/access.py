@@ -29,6 +29,8 @@ class Action(Word):
     READ_CLUSTER = "read_cluster"
     READ_NODE = "read_node"
     MANAGE_NODES = "manage_nodes"
+    RUN_IN_JOB = "run_in_job"
+    RUN_ON_NODES = "run_on_nodes"
     MANAGE_TOKENS = "manage_tokens"
     READ_AUDIT = "read_audit"
 
@@ -81,10 +83,12 @@ RULES: dict[Action, frozenset[Role]] = {
     Action.READ_CLUSTER: ALL,
     Action.READ_NODE: frozenset({Role.OPERATOR, Role.ADMIN}),
     Action.MANAGE_NODES: frozenset({Role.ADMIN}),
+    Action.RUN_IN_JOB: frozenset({Role.USER, Role.OPERATOR, Role.ADMIN}),
+    Action.RUN_ON_NODES: frozenset({Role.ADMIN}),
     Action.MANAGE_TOKENS: frozenset({Role.ADMIN}),
     Action.READ_AUDIT: frozenset({Role.ADMIN}),
 }
-ABOUT_JOBS = frozenset({Action.READ_JOB, Action.CHANGE_JOB})
+ABOUT_JOBS = frozenset({Action.READ_JOB, Action.CHANGE_JOB, Action.RUN_IN_JOB})
 
 
 def allowed(identity: Identity, action: Action, owner: str | None = None) -> bool:

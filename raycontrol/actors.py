@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from raycontrol import nodeenv
 from raycontrol.archive import Archive
 from raycontrol.errors import RaycontrolError, UsageError
 from raycontrol.events import Report
+from raycontrol.execs import Execs
+from raycontrol.execution import Began, Chunk, Command, Place, PlaceFailed
 from raycontrol.fence import CONNECT_S, end_raylet_given_up, fence_off
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
@@ -27,6 +29,7 @@ from raycontrol.links import Identity
 from raycontrol.node import Collector, Node
 from raycontrol.raystart import ray_start
 from raycontrol.settings import Settings
+from raycontrol.shellenv import ShellEnv
 from raycontrol.spec import Mode
 from raycontrol.terminals import Output, Terminals
 
@@ -38,6 +41,7 @@ ARCHIVE = "rc-archive"
 HEAD_PIN = {"node:__internal_head__": 0.001}
 NODE_ACTOR_S = 60.0
 NODE_ACTOR_RETRY_S = 0.2
+PLACE_ACTOR_S = 10.0
 MOST_PASSES = 10
 """So often ``regain_priority`` looks at all threads; the second look finds nothing, as a rule."""
 FREE = {
@@ -87,7 +91,25 @@ class WithTerminals:
         await self.terminals.close(number)
 
 
-class InstanceActor(WithTerminals, Instance):
+class WithExecs:
+    """What an actor answers to who runs a command across nodes: the methods of its ``execs``."""
+
+    execs: Execs
+
+    async def exec_start(self, exec_id: str, place: str, command: Command) -> Began:
+        return await self.execs.start(exec_id, place, command)
+
+    async def exec_read(self, exec_id: str, offset: int, wait_s: float) -> Chunk:
+        return await self.execs.read(exec_id, offset, wait_s)
+
+    async def exec_keep(self, exec_id: str) -> None:
+        await self.execs.keep(exec_id)
+
+    async def exec_stop(self, exec_id: str, grace_s: float, why: str) -> None:
+        await self.execs.stop(exec_id, grace_s, why)
+
+
+class InstanceActor(WithExecs, WithTerminals, Instance):
     def __init__(self, seed: Seed) -> None:
         context = ray.get_runtime_context()
         node = _own_node()
@@ -111,16 +133,17 @@ class InstanceActor(WithTerminals, Instance):
         fence_off(context.gcs_address, seed.fence_s, member.is_given_up)
 
 
-class NodeActor(Node):
+class NodeActor(WithExecs, Node):
     def __init__(self) -> None:
         node, raylet_pid = _own_node(), _raylet_pid()
+        environment = partial(nodeenv.raylet_environment, raylet_pid)
         collect = Collector(
             Path(_scratch()),
             str(node["NodeManagerAddress"]),
-            partial(nodeenv.raylet_environment, raylet_pid),
+            environment,
             partial(ray_start, raylet_pid, str(node["NodeID"])),
         )
-        super().__init__(_scratch(), _read_package, collect)
+        super().__init__(_scratch(), _read_package, collect, environment)
         context = ray.get_runtime_context()
         member = Membership(context.gcs_address, context.get_node_id(), gcs_client)
         end_raylet_given_up(context.gcs_address, raylet_pid, member.is_given_up)
@@ -190,6 +213,10 @@ class RayLinks:
     async def node_facts(self) -> NodeFacts:
         facts: NodeFacts = await self._call_node("facts")
         return facts
+
+    async def shell_env(self) -> ShellEnv:
+        found: ShellEnv = await self._call_node("shell_env")
+        return found
 
     async def _call_node(self, method: str, *arguments: Any) -> Any:
         """Call this node's actor; on a node that has just joined, wait until the controller has made it."""
@@ -282,6 +309,65 @@ def gcs_client(address: str) -> Any:
     from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]
 
     return InnerGcsClient.standalone(address, None, round(CONNECT_S * 1000))
+
+
+class Way:
+    """``spread.Way`` over Ray: the actors of places, each asked for its handle once."""
+
+    def __init__(self) -> None:
+        self._handles: dict[Place, Any] = {}
+
+    async def start(self, place: Place, exec_id: str, command: Command) -> Began:
+        actor = await self._actor(place)
+        began: Began = await self._told(actor.exec_start.remote(exec_id, place.name, command))
+        return began
+
+    async def read(self, place: Place, exec_id: str, offset: int, wait_s: float) -> Chunk:
+        actor = await self._actor(place)
+        chunk: Chunk = await self._told(actor.exec_read.remote(exec_id, offset, wait_s))
+        return chunk
+
+    async def keep(self, place: Place, exec_id: str) -> None:
+        await self._told((await self._actor(place)).exec_keep.remote(exec_id))
+
+    async def stop(self, place: Place, exec_id: str, grace_s: float, why: str) -> None:
+        await self._told((await self._actor(place)).exec_stop.remote(exec_id, grace_s, why))
+
+    async def _actor(self, place: Place) -> Any:
+        """Return a place's actor; on a node that has just joined, wait until the controller has made it."""
+        deadline = time.monotonic() + PLACE_ACTOR_S
+        while place not in self._handles:
+            try:
+                self._handles[place] = await asyncio.to_thread(ray.get_actor, actor_name(place), NAMESPACE)
+            except ValueError:  # Ray's word for a name that nobody has
+                if place.instance is not None:
+                    raise PlaceFailed("this instance has ended") from None
+                if time.monotonic() > deadline:
+                    raise PlaceFailed("this node has no raycontrol actor (yet)") from None
+                await asyncio.sleep(NODE_ACTOR_RETRY_S)
+        return self._handles[place]
+
+    async def _told(self, reference: Any) -> Any:
+        """Return an answer; raises PlaceFailed where there will be none."""
+        try:
+            return await result_of(reference)
+        except RayActorError as error:
+            raise PlaceFailed(f"its actor is gone: {_last_line(error)}") from None
+        except RayError as error:
+            raise PlaceFailed(_last_line(error)) from error
+
+
+def _last_line(error: RayError) -> str:
+    """Return what an error of Ray comes to: others' tracebacks stand before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def actor_name(place: Place) -> str:
+    """Return the name of the actor that runs commands at a place."""
+    if place.attempt_id is None or place.instance is None:
+        return node_actor_name(place.node_id)
+    return instance_actor_name(place.cluster, place.attempt_id, place.instance)
 
 
 def instance_actor_name(cluster: str, attempt_id: str, instance: str) -> str:

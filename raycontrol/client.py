@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ from raycontrol import extras
 from raycontrol.access import TOKEN_TTL_S, Role, TokenInfo
 from raycontrol.arrayspec import array_of, index_of, ranges
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
+from raycontrol.execution import Command, News, Target
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
+from raycontrol.outcomes import Outcomes
 from raycontrol.outputs import Fetched, lay_down
 from raycontrol.packages import Package, pack, upload
-from raycontrol.readers import ClusterDoor, Door, Reader, completed
+from raycontrol.readers import ClusterDoor, Door, Execution, Reader, completed
 from raycontrol.settings import Settings, process_environment
 from raycontrol.spec import After, JobSpec
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, QueueEntry, Wish
@@ -83,6 +86,11 @@ class Client:
         self.offline: str | None = None
         """What is to be said of where this client reads: the store of this machine, although a cluster was named, or
         although nothing was ever stored there; None when there is nothing to say."""
+
+    @property
+    def home(self) -> Path:
+        """RAYCONTROL_HOME on this machine."""
+        return self._settings.home_path
 
     def submit(
         self, spec: JobSpec, *, job_id: str | None = None, progress: Progress | None = None
@@ -188,6 +196,54 @@ class Client:
     def remove_from_group(self, group: str, names: Sequence[str] | None = None) -> NodeGroup:
         """Take nodes out of a group (None: all, and there is no such group then). Raises UsageError where they are not in it."""
         return self._open().remove_from_group(group, names, by=self._settings.user)
+
+    def exec(
+        self,
+        command: str | Sequence[str] = (),
+        *,
+        nodes: Sequence[str] = (),
+        all: bool = False,
+        job: str | None = None,
+        instances: Sequence[str] = (),
+        group: str | None = None,
+        script: bytes | None = None,
+        timeout_s: float | None = None,
+        parallel: int | None = None,
+        plain: bool = False,
+        root: bool = False,
+        on_news: Callable[[News], None] | None = None,
+    ) -> Outcomes:
+        """Run a command across nodes, or inside a job's instances, to its end everywhere; return what became of it.
+
+        A string is a line for bash, a list a program without a shell; ``script`` holds the bytes of a script, to which
+        ``command`` is a list of arguments. It takes no resources, and leaves nothing running. ``on_news`` is called with what
+        happens, as it happens (``execution.News``). Statuses are as in ``Outcomes``, whose files go with ``close``. Raises
+        UsageError, and nothing was started, for a name that fits nothing; what is wrong with one place is in its outcome.
+        """
+        words = command if isinstance(command, str) else tuple(command)
+        target = Target(tuple(nodes), all, job, tuple(instances), group)
+        wanted = Command(words, script, timeout_s, plain, root)
+        with self.execute(target, wanted, parallel) as running:
+            outcomes = Outcomes(running.places)
+            try:
+                for news in running:
+                    outcomes.take(news)
+                    if on_news is not None:
+                        on_news(news)
+            except BaseException:
+                outcomes.close()
+                raise
+        return outcomes
+
+    def execute(self, target: Target, command: Command, parallel: int | None = None) -> Execution:
+        """Begin a command across nodes; see ``exec``. What is returned tells its news, and can stop it."""
+        if target.job is not None:
+            if command.root:
+                raise UsageError("root is for nodes: in a job a command runs as its start command does")
+            target = replace(target, job=self.job(target.job).id)
+        if parallel is not None and parallel < 1:
+            raise UsageError(f"parallel: must be at least 1, got {parallel}")
+        return self._open().execute(target, command, parallel)
 
     def queue(self) -> builtins.list[QueueEntry]:
         """Return the jobs that wait for nodes, in the order in which they are decided upon, with what each waits for."""
@@ -417,6 +473,10 @@ class JobHandle:
             time.sleep(max(0.0, min(timeout_s, QUIET_S) - (time.monotonic() - asked)))
         return events
 
+    def exec(self, command: str | Sequence[str] = (), **options: Any) -> Outcomes:
+        """Run a command inside the job's instances, with their environment and working directory; see ``Client.exec``."""
+        return self._client.exec(command, job=self.id, **options)
+
     def stop(self, *, force: bool = False, why: str | None = None) -> JobInfo:
         """Ask the job to stop: TERM, its grace, KILL; ``force`` kills at once. Returns before it has stopped.
 
@@ -435,8 +495,9 @@ class JobHandle:
         session = self._client._connected()
 
         def open_line(rows: int, columns: int, term: str) -> RayLine:
-            seat = session.get(session.controller().seat.remote(self.id, instance))
-            return RayLine(session, session.instance(*seat), rows, columns, term)
+            target = Target(job=self.id, instances=() if instance is None else (instance,))
+            place = session.get(session.controller().places.remote(target))[0]
+            return RayLine(session, session.actor_of(place), rows, columns, term)
 
         return sit(open_line)
 

@@ -28,6 +28,7 @@ from raycontrol.errors import (
     RaycontrolError,
     UsageError,
 )
+from raycontrol.execution import Place
 from raycontrol.job import EMBEDDED
 from raycontrol.settings import Settings
 
@@ -121,16 +122,22 @@ class Session:
 
         return archive_handle()
 
-    def instance(self, cluster: str, attempt_id: str, instance: str) -> Any:
-        """Return the actor of an instance; raises ControllerUnavailable where there is none (any more)."""
+    def actor_of(self, place: Place) -> Any:
+        """Return the actor of a node or an instance; raises ControllerUnavailable where there is none (any more)."""
         import ray
 
-        from raycontrol.actors import NAMESPACE, instance_actor_name
+        from raycontrol.actors import NAMESPACE, actor_name
 
         try:
-            return ray.get_actor(instance_actor_name(cluster, attempt_id, instance), NAMESPACE)
+            return ray.get_actor(actor_name(place), NAMESPACE)
         except ValueError:  # Ray's word for a name that nobody has
-            raise ControllerUnavailable(f"{instance} has not begun yet, or has ended") from None
+            raise ControllerUnavailable(f"{place.name} has not begun yet, or has ended") from None
+
+    def way(self) -> Any:
+        """Return the way to the actors that run commands across nodes (``spread.Way``)."""
+        from raycontrol.actors import Way
+
+        return Way()
 
     def restart_controller(self) -> Any:
         """End the controller's process, and those of archive and nodes; Ray starts them again, with the code that is

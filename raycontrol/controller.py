@@ -365,19 +365,6 @@ class Controller:
         await self.started()
         return await self._scheduler.doubts(spec)
 
-    async def seat(self, job_id: str, instance: str | None) -> tuple[str, str, str]:
-        """Return cluster, attempt and instance (None: with INDEX 0) in which a shell is to be opened; raises JobNotFound, and
-        UsageError where there is none.
-        """
-        await self.started()
-        job = await self._unfinished(job_id)
-        names = [item.name for item in sorted(job.instances, key=lambda item: item.index)]
-        if not names:
-            raise UsageError(f"job {job_id} is {job.state}: nothing of it runs")
-        if instance is not None and instance not in names:
-            raise UsageError(f"job {job_id} has no instance {instance}; there are {', '.join(names)}")
-        return self._name, job.attempt_id, instance or names[0]
-
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""
         await self.started()

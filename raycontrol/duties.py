@@ -242,4 +242,5 @@ def _preparation(job: Job, name: str) -> Preparation:
         ray_node=member.resources if job.spec.mode is Mode.RAY else None,
         idle_gpu_warn_s=settled.timeouts.idle_gpu_warn_s or 0.0,
         rdma=rdma.may_be_used(job.spec),
+        shell_env=job.spec.shell_env,
     )

@@ -10,7 +10,7 @@ import json
 import logging
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader, RawIOBase
 from typing import IO, Any, TypeVar
@@ -149,24 +149,32 @@ class HttpCalls:
         return answer
 
     @contextmanager
-    def stream(self, call: Call) -> Iterator[IO[bytes]]:
-        """Give the body of an answer, of any length, to be read once. It is asked for once: whoever needs it again begins anew.
+    def stream(self, call: Call, silent_s: float = ANSWER_S) -> Iterator[httpx.Response]:
+        """Give the answer while it comes, which is asked for once; raises what the server refuses with, and ServerUnreachable.
 
-        Raises what the server refuses with, and ServerUnreachable when the connection ends too early.
+        The server sends something at least every ``silent_s`` seconds.
         """
-        try:
-            with self._http.stream(
-                call.method,
-                call.path,
-                params=call.params,
-                headers=call.headers(),
-                timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            ) as answer:
+        limits = httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=max(ANSWER_S, silent_s))
+        options: dict[str, Any] = {"params": call.params, "content": call.body, "headers": call.headers()}
+        with ExitStack() as held:
+            try:
+                answer = held.enter_context(
+                    self._http.stream(call.method, call.path, timeout=limits, **options)
+                )
                 if not answer.is_success:
                     raise refusal(self.url, call, self._whole(answer))
+            except httpx.RequestError as error:
+                raise unreachable(error)(self.url, trouble_of(error, self.url)) from None
+            yield answer
+
+    @contextmanager
+    def download(self, call: Call) -> Iterator[IO[bytes]]:
+        """Give the body of an answer, of any length, to be read once; raises as ``stream``, also when it ends too early."""
+        with self.stream(call) as answer:
+            try:
                 yield BufferedReader(_Body(answer.iter_bytes()))
-        except httpx.RequestError as error:
-            raise unreachable(error)(self.url, trouble_of(error, self.url)) from None
+            except httpx.RequestError as error:
+                raise unreachable(error)(self.url, trouble_of(error, self.url)) from None
 
     def decoded(self, kind: TypeAdapter[T], answer: httpx.Response) -> T:
         """Return an answer's JSON as ``kind``; raises ControllerUnavailable when it is something else."""

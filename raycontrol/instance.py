@@ -19,6 +19,7 @@ from raycontrol.disk import private_folder
 from raycontrol.equipment import lay_down
 from raycontrol.errors import RaycontrolError
 from raycontrol.events import InstanceClosed, InstancePrepared, RunsGone, StagePassed
+from raycontrol.execs import Execs
 from raycontrol.gate import Outcome
 from raycontrol.gatekeeper import Gatekeeper
 from raycontrol.hardware import SLOW_LOOKUP_S
@@ -66,6 +67,7 @@ class Instance:
         self._reporter = Reporter(identity, links, self._background)
         self._runs = Runs(identity, links, self._reporter, self._background)
         self.terminals = Terminals(self._runs.start_shell, self._background)
+        self.execs = Execs(identity.folder / "execs", identity.attempt_id, self._runs.surroundings)
         self._sampler: Sampler | None = None
         self._facts: Facts | None = None
         self._probe: asyncio.Server | None = None
@@ -104,6 +106,7 @@ class Instance:
             return
         self._runs.stop(grace_s, why)
         self._background.start(self.terminals.close_all())
+        self._background.start(self.execs.close(grace_s, why))
         if self._endpoint is not None:
             # Ranks that a launcher elsewhere started end with it; what outlives its grace is killed.
             self._background.start(self._endpoint.drain(grace_s, why))
@@ -255,6 +258,7 @@ class Instance:
             self._probe.close()
         await self._runs.gone()
         await self.terminals.close_all()
+        await self.execs.close(self._runs.grace_s, "the job has ended")
         if self._endpoint is not None:
             await self._endpoint.drain(self._runs.grace_s, "the job has ended")
             await self._endpoint.close()

@@ -10,6 +10,7 @@ from typing import Protocol
 from raycontrol.events import Report
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
+from raycontrol.shellenv import ShellEnv
 from raycontrol.spec import Mode
 
 
@@ -76,6 +77,9 @@ class Links(Protocol):
 
     async def node_facts(self) -> NodeFacts:
         """Return what this node is, as its actor finds it now."""
+
+    async def shell_env(self) -> ShellEnv:
+        """Return what a person's shell on this node sets."""
 
     async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
         """``Instance.join`` of the launcher's instance."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +25,14 @@ from raycontrol.disk import (
     replace_file,
 )
 from raycontrol.errors import RaycontrolError
+from raycontrol.execs import Execs, Surroundings
+from raycontrol.execution import Command
 from raycontrol.hardware import Lookup, NodeFacts, RayStart
 from raycontrol.lookups import LOOKUP_S, look_up
 from raycontrol.nvidia import InTime
 from raycontrol.packages import PackageCache
 from raycontrol.sharedprobe import Probed, probe
+from raycontrol.shellenv import ShellEnv, ShellEnvs, merged
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class Node:
     """What instances and the controller need of a node.
 
     ``read_package`` fetches bytes of a package from the archive; ``collect`` returns the node's facts (default: those
-    of this machine, as a node by itself), and may block.
+    of this machine, as a node by itself), and may block. ``environment`` returns the variables that jobs here start from.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Node:
         scratch: str,
         read_package: ReadPackage,
         collect: Collect,
+        environment: Callable[[], Mapping[str, str]] = dict,
         *,
         sweep_s: float = SWEEP_S,
         release_s: float = RELEASE_S,
@@ -78,12 +83,22 @@ class Node:
         self._ports = _read_ledger(self._ledger)
         self._sweep_s = sweep_s
         self._release_s = release_s
+        self._environment = environment
+        remove_tree(self._scratch / "execs")
+        mark = f"exec:{self._scratch.name}"
+        self._left_by_a_former_self = {mark}
+        self._shell = ShellEnvs(self._scratch)
+        self.execs = Execs(self._scratch / "execs", mark, self._surroundings)
         self._copies: dict[str, set[asyncio.Future[None]]] = {}
         self._released: dict[tuple[str, str], None] = {}
 
     async def facts(self, anew: bool = False) -> NodeFacts:
         """Return what this node is now; with ``anew`` what is installed is looked for again, too."""
         return await self._facts.get(anew)
+
+    async def shell_env(self) -> ShellEnv:
+        """Return what a person's shell on this node sets."""
+        return await self._shell.get()
 
     async def look_up(self, ips: Sequence[str], limit_s: float = LOOKUP_S) -> tuple[Lookup, ...]:
         """Return how long this node takes to find the names of these addresses."""
@@ -148,6 +163,17 @@ class Node:
             except Exception:  # the next pass may do better, and this node needs one
                 log.exception("keeping this node clean")
 
+    async def _surroundings(self, command: Command) -> Surroundings:
+        """Return in what a command runs here: the environment of this node's jobs and, but for a plain one, of a shell's."""
+        node = await asyncio.to_thread(self._environment)
+        home = node.get("HOME", "/")
+        cwd = home if os.access(home, os.X_OK) else "/"
+        if command.plain:
+            return Surroundings(node, cwd)
+        shell = await self._shell.get()
+        remark = None if shell.trouble is None else f"without the environment of its shell: {shell.trouble}"
+        return Surroundings({**node, **merged(shell.variables, node)}, cwd, remark)
+
     def _claim_code_dir(self, job_id: str) -> Path:
         """Return where the job's code lies: at the same path on every node, because MPI starts ranks in the launcher's folder.
 
@@ -207,7 +233,12 @@ class Node:
 
     def _clean(self) -> None:
         attempts = {folder.name for folder in matching(self._jobs, "*/runs/*")}
-        killed = process.sweep_all(attempts) if attempts else 0
+        killed = (
+            process.sweep_all(attempts | self._left_by_a_former_self)
+            if attempts or self._left_by_a_former_self
+            else 0
+        )
+        self._left_by_a_former_self = set()
         if killed:
             log.warning("killed %d processes that nobody supervised any more", killed)
         process.remove_groups()

@@ -40,7 +40,9 @@ class Facts:
     interpreter and files on the node; ``root`` says that programs run as root. ``login_key`` and ``host_key`` are
     the public keys of its ssh endpoint. ``temp_dir`` is a folder of this attempt with a short path, for sockets;
     ``memory`` and ``object_store`` are bytes that a Ray node of this instance may say it has. ``hardware`` is what
-    the node is made of, None in symbolic facts, ``shared_outputs`` that all nodes see ``output_dir``. The rest is text, so that a plan can be made with symbolic facts
+    the node is made of, None in symbolic facts, ``shared_outputs`` that all nodes see ``output_dir``. ``shell_env`` is what
+    the node's shell makes of some variables, where the job wants that, and ``shell_trouble`` says why there may be none. The
+    rest is text, so that a plan can be made with symbolic facts
     (``<ip of worker-0>``) when there is no cluster.
     """
 
@@ -64,6 +66,8 @@ class Facts:
     object_store: str = ""
     hardware: Essentials | None = None
     shared_outputs: bool = False
+    shell_env: Mapping[str, str] = field(default_factory=dict)
+    shell_trouble: str | None = None
 
 
 ASKED = "asked"

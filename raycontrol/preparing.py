@@ -8,11 +8,12 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raycontrol import nodefacts
+from raycontrol import nodeenv, nodefacts
 from raycontrol.disk import TEMP_LINK, short_folder
 from raycontrol.hardware import essentials
 from raycontrol.links import Identity, Links
 from raycontrol.plan import Facts
+from raycontrol.shellenv import ShellEnv, merged
 from raycontrol.spec import Resources
 
 
@@ -24,6 +25,7 @@ class Preparation:
     instance that has been idle for ``idle_gpu_warn_s`` seconds while its runs live is told of (0: never). ``rdma``: the job
     may come to use RDMA, so that its plan needs to know the node's ports and interfaces.
     ``shared_dir`` is a folder that is proved to be shared by all nodes, ``not_shared`` why the one that was named is not.
+    ``shell_env``: it starts from what the node's shell sets.
     """
 
     package: str | None
@@ -40,6 +42,8 @@ class Preparation:
         if self.shared_dir is None:
             return me.outputs
         return Path(self.shared_dir) / "jobs" / me.job_id / "outputs" / me.instance
+
+    shell_env: bool = False
 
 
 async def collect(me: Identity, links: Links, order: Preparation, probe_port: int) -> Facts:
@@ -65,9 +69,19 @@ async def collect(me: Identity, links: Links, order: Preparation, probe_port: in
         root=os.geteuid() == 0,
         hardware=essentials(node, me.node_gpus, network=order.rdma),
     )
+    if order.shell_env:
+        facts = _with_shell(facts, me, await links.shell_env())
     if order.ray_node is None:
         return facts
     return await asyncio.to_thread(_with_room_for_ray, facts, me, order.ray_node)
+
+
+def _with_shell(facts: Facts, me: Identity, shell: ShellEnv) -> Facts:
+    """Say what the shell makes of the node's variables; our own Python stays first on PATH, as in every job."""
+    variables = merged(shell.variables, nodeenv.raylet_environment(me.raylet_pid))
+    if "PATH" in variables:
+        variables["PATH"] = nodeenv.search_path(variables, str(Path(sys.executable).parent))
+    return replace(facts, shell_env=variables, shell_trouble=shell.trouble)
 
 
 def _with_room_for_ray(facts: Facts, me: Identity, resources: Resources) -> Facts:

@@ -69,6 +69,9 @@ class Run:
 
     ``mounts`` are there for this run and what it starts (``mounts``). Each run makes its own. ``terminal``: stdin, which is
     one, controls the main process's session.
+
+    ``through``: words such as ``sudo -n --`` through which the supervisor is executed, and with it the command. Then
+    there are ``stdio``, of which stdin is not used and stderr is stdout, and ``folder`` is there already.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Run:
     stdio: tuple[int, int, int] | None = None
     mounts: tuple[Mount, ...] = ()
     terminal: bool = False
+    through: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,8 @@ async def start(run: Run) -> Process:
         return await _stillborn(run, f"its supervisor ended before the command began: {error}")
     except BaseException:
         _give_up(control, writer)
-        launcher.kill()
+        with contextlib.suppress(PermissionError):  # another user's: that we have given up ends it
+            launcher.kill()
         raise
     finally:
         launcher.wait()  # it had exited before we heard of the launch, or is dying
@@ -324,6 +329,8 @@ def _spawn(run: Run) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         env = {SUPERVISOR_MARK: run.mark}
         if "LD_LIBRARY_PATH" in os.environ:  # some installations of Python find their own library by it
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        if run.through:
+            return control, _spawn_through(run, remote, env)
         with remote, _above_the_standard_ones(run.stdio or ()) as stdio:
             numbers = (remote.fileno(), os.getpid(), *stdio)
             launcher = subprocess.Popen(
@@ -338,6 +345,20 @@ def _spawn(run: Run) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         control.close()
         raise
     return control, launcher
+
+
+def _spawn_through(run: Run, remote: socket.socket, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start it through a program that closes all descriptors but the standard ones, and changes the user."""
+    assert run.stdio is not None, "a log in the run's folder would be another user's"
+    with remote:
+        return subprocess.Popen(
+            [*run.through, sys.executable, "-I", "-S", _program(), "sudo"],
+            env={**env, "PATH": os.defpath},
+            stdin=remote.fileno(),
+            stdout=run.stdio[1],
+            stderr=run.stdio[1],
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager

@@ -8,13 +8,33 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from raycontrol.access import AuditEntry, Identity, Role, TokenInfo
+from raycontrol.execution import Command, News, Target
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.job import Submission
 from raycontrol.outputs import PIECE_BYTES, OutputFile, Piece, pieces
 from raycontrol.spec import JobSpec
+from raycontrol.spread import Spread, SpreadExecution
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, Metrics, QueueEntry, Wish
 
 T = TypeVar("T")
+
+
+class Execution(Protocol):
+    """A command that runs across nodes. A context manager: whoever leaves it before all is over has it ended everywhere."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The names of where it runs."""
+
+    def __enter__(self) -> Execution: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __iter__(self) -> Iterator[News]:
+        """Yield what happens until every place is over."""
+
+    def stop(self) -> None:
+        """Begin to end it everywhere (TERM, a short grace, KILL), also from a signal handler; the rest of the news tells how that went."""
 
 
 class Reader(Protocol):
@@ -110,6 +130,9 @@ class Door(Reader, Protocol):
     def remove_from_group(self, group: str, names: Sequence[str] | None, by: str) -> NodeGroup:
         """Take nodes out of a group (None: all of them); raises UsageError where they are not in it."""
 
+    def execute(self, target: Target, command: Command, parallel: int | None) -> Execution:
+        """Begin a command across nodes, on so many at a time (None: all); raises UsageError, and nothing has begun."""
+
     def queue(self) -> list[QueueEntry]:
         """Return the jobs that wait for nodes of this cluster, in the order in which they are decided upon."""
 
@@ -133,6 +156,9 @@ class Door(Reader, Protocol):
 
 class ServerDoor(Door, Protocol):
     """What the HTTP server needs beside: who may come in, what was done, and how the cluster fares."""
+
+    def execute(self, target: Target, command: Command, parallel: int | None) -> SpreadExecution:
+        """As for a client; its news can be awaited, too."""
 
     def take_in(self, submission: Submission) -> tuple[JobInfo, bool]:
         """Return the job once it is stored, and whether it is new by this very call."""
@@ -259,6 +285,10 @@ class ClusterDoor:
 
     def remove_from_group(self, group: str, names: Sequence[str] | None, by: str) -> NodeGroup:
         return self._ask_roster("remove_from_group", group, names, by)  # type: ignore[no-any-return]
+
+    def execute(self, target: Target, command: Command, parallel: int | None) -> SpreadExecution:
+        places = self._ask(self._controller.places.remote(target))
+        return SpreadExecution(Spread(self._session.way(), places, command, parallel))
 
     def queue(self) -> list[QueueEntry]:
         return self._ask(self._controller.queue.remote())  # type: ignore[no-any-return]

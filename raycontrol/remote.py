@@ -19,10 +19,12 @@ from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter
 from raycontrol.access import Role, TokenInfo
 from raycontrol.cursors import cursor_after
 from raycontrol.errors import JobNotFound
+from raycontrol.execution import Command, Target
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.httpcalls import Call, HttpCalls, about, as_json, given, segment
 from raycontrol.job import Submission
 from raycontrol.outputs import Piece, from_tar
+from raycontrol.remoteexec import HttpExecution, exec_call
 from raycontrol.spec import JobSpec
 from raycontrol.status import Event, JobInfo, JobState, MemberInfo, QueueEntry, Wish
 
@@ -171,13 +173,17 @@ class HttpDoor:
         return self._calls.read(USAGE, about(job_id, "GET", "/usage", params=params))
 
     def outputs(self, job_id: str) -> Iterator[Piece]:
-        with self._calls.stream(about(job_id, "GET", "/outputs.tar")) as body:
+        with self._calls.download(about(job_id, "GET", "/outputs.tar")) as body:
             yield from from_tar(body)
 
     def stop(self, job_id: str, why: str, force: bool) -> JobInfo:
         return self._calls.read(
             JOB, about(job_id, "POST", "/stop", body=as_json({"why": why, "force": force}))
         )
+
+    def execute(self, target: Target, command: Command, parallel: int | None) -> HttpExecution:
+        """It is asked for once: what was begun by a call whose answer got lost has ended with it."""
+        return HttpExecution(self._calls, exec_call(target, command, parallel))
 
     def queue(self) -> list[QueueEntry]:
         return self._calls.read(QUEUE, Call("GET", "/queue"))

@@ -15,6 +15,8 @@ from raycontrol.backends.world import BROKEN
 from raycontrol.background import Background
 from raycontrol.disk import matching, remove_tree
 from raycontrol.events import RunExited, ServiceEnded, TransportSeen
+from raycontrol.execs import Surroundings
+from raycontrol.execution import Command, PlaceFailed
 from raycontrol.gatekeeper import Gatekeeper
 from raycontrol.job import Ended
 from raycontrol.links import Identity, Links
@@ -152,6 +154,14 @@ class Runs:
         )
         self._background.start(_forget(shell, folder))
         return shell
+
+    async def surroundings(self, _: Command) -> Surroundings:
+        """Return in what the start command of this instance runs; raises PlaceFailed before there is one, and at its end."""
+        if self._code_dir is None or (self._stopping and not self.over):
+            raise PlaceFailed(
+                "the job is ending here" if self._stopping else "the job has not got so far here"
+            )
+        return Surroundings(self.environment, self._start_cwd or self.cwd(None), mounts=self.mounts)
 
     def cwd(self, cwd: str | None) -> str:
         """Return where a run starts whose plan says ``cwd``."""

@@ -133,6 +133,8 @@ class JobSpec(Part):
     """Environment variables. Values are text; null unsets."""
     secret_env: SecretEnv = Field(default_factory=dict)
     """Environment variables whose values are never shown, logged or kept after the job's end; null: whoever submits has it in his own environment."""
+    shell_env: Bool = False
+    """Start from PATH, LD_LIBRARY_PATH and CUDA_* as an interactive shell on each node has them; env goes before."""
     working_dir: FolderText | None = None
     """The folder of the job's code, relative to this file; every node gets a copy."""
     cwd: FolderText | None = None

@@ -59,12 +59,25 @@ PR_SET_CHILD_SUBREAPER = 36
 TIOCSCTTY = 0x540E
 
 
+def main_through_sudo() -> None:
+    """As ``main``, where sudo has let us keep the standard descriptors only, and stands between us and the owner.
+
+    The control socket is stdin; stdout becomes the main process's stdout and stderr.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sudo may end its terminal before we have left it
+    control, output, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for place in (0, 1, 2):
+        os.dup2(nothing, place)
+    main(control, 0, nothing, output, output)
+
+
 def main(control: int, owner: int, *stdio: int) -> None:
+    """``owner`` 0: nobody whom we could watch; his end of the control socket tells of his end, too."""
     for fd in (control, *stdio):
         os.set_inheritable(fd, False)
     _try(os.setpriority, os.PRIO_PROCESS, 0, 0)
-    owner_fd = _open_pidfd(owner)
-    if os.getppid() != owner:
+    owner_fd = _open_pidfd(owner) if owner else None
+    if owner and os.getppid() != owner:
         return
     launcher = os.getpid()
     if os.fork():
@@ -207,7 +220,7 @@ class Supervisor:
         if self.main == 0 and self.failure is None:
             os.close(self.control)
             _become_main(self.config, self.stdio, failure_out)
-        for fd in (failure_out, *self.stdio):
+        for fd in {failure_out, *self.stdio}:
             os.close(fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.oom_before = oom_kills()
@@ -848,4 +861,7 @@ def _describe(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    if sys.argv[1:] == ["sudo"]:
+        main_through_sudo()
+    else:
+        main(*map(int, sys.argv[1:]))

@@ -10,10 +10,12 @@ import builtins
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from raycontrol.access import Role, TokenInfo
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
+from raycontrol.execution import Command, News, Target
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.outputs import Fetched
 from raycontrol.status import (
@@ -233,6 +235,26 @@ class FakeJob:
         return self._info
 
 
+class FakeExecution:
+    """A command across nodes whose news a test has written down; it is over when they are told."""
+
+    def __init__(self, places: tuple[str, ...], *news: News) -> None:
+        self.places = places
+        self._news = news
+        self.stopped = False
+
+    def __enter__(self) -> FakeExecution:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __iter__(self) -> Iterator[News]:
+        return iter(self._news)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
 class FakeClient:
     """``next_job`` is what submit hands out; ``calls`` records what was asked."""
 
@@ -248,6 +270,8 @@ class FakeClient:
         self.known_tokens: list[TokenInfo] = []
         self.token_error: Exception | None = None
         self.waiting: list[QueueEntry] = []
+        self.execution = FakeExecution(())
+        self.home = Path("/nowhere")
 
     def __call__(self, address: str | None = None, *, embedded: bool = False) -> FakeClient:
         self.calls.append(("client", (address, embedded)))
@@ -294,6 +318,10 @@ class FakeClient:
     def prune(self, *, older_than_days: float | None, keep_gib: float | None, dry_run: bool) -> list[JobInfo]:
         self.calls.append(("prune", (older_than_days, keep_gib, dry_run)))
         return [job.info() for job in self.jobs.values() if job.info().state.terminal]
+
+    def execute(self, target: Target, command: Command, parallel: int | None = None) -> FakeExecution:
+        self.calls.append(("execute", (target, command, parallel)))
+        return self.execution
 
     def nodes(self, names: Sequence[str] | None = None, *, check: bool = False) -> list[NodeInfo]:
         self.calls.append(("nodes", (names, check)))

@@ -26,7 +26,7 @@ __all__ = ["invoke", "main"]
 
 BROKEN = 125
 PIPE_CLOSED = 128 + signal.SIGPIPE
-COMMANDS_WITH_WORDS = frozenset({"run", "submit", "plan"})
+COMMANDS_WITH_WORDS = frozenset({"exec", "run", "submit", "plan"})
 
 
 def main(arguments: Sequence[str] | None = None, services: Services | None = None) -> NoReturn:
@@ -77,7 +77,7 @@ def _dispatch(arguments: list[str], services: Services) -> int:
 
 
 def split_words(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Take the job's own command (what follows the first ``--``) from the arguments of commands that have one."""
+    """Take the command (what follows the first ``--``) from the arguments of commands that have one."""
     if not arguments or arguments[0] not in COMMANDS_WITH_WORDS or "--" not in arguments:
         return arguments, ()
     at = arguments.index("--")

@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from raycontrol.cli import (
     controller,
     draining,
+    execute,
     jobs,
     nodes,
     offline,
@@ -108,6 +109,7 @@ app.command(short_help="Open a shell in a running instance.")(shell.shell)
 app.command(short_help="Show what running jobs use, live.")(top.top)
 app.command(short_help="Wait for a job's end, exit with its status.")(jobs.wait)
 app.command(short_help="Ask jobs to stop.")(jobs.stop)
+app.command("exec", cls=WithCommand, short_help="Run a command on nodes, or inside a job.")(execute.execute)
 app.command(short_help="Show who waits for nodes, and for what.")(queueing.queue)
 app.command(short_help="Give a waiting job another priority.")(queueing.priority)
 app.command(short_help="Keep waiting jobs from being started.")(queueing.hold)

@@ -53,6 +53,17 @@ class Output:
         """Write one line of a stream that somebody follows."""
         self.line(text, flush=True)
 
+    def data(self, data: bytes) -> None:
+        """Write bytes of a result as they are; raises OutputClosed when there is no reader."""
+        with self._stdout_lock, self._reader():
+            binary = getattr(self._stdout, "buffer", None)
+            if binary is None:  # a stream in memory
+                self._stdout.write(data.decode(errors="backslashreplace"))
+                return
+            self._stdout.flush()
+            binary.write(data)
+            binary.flush()
+
     def flush(self) -> None:
         with self._stdout_lock, self._reader():
             self._stdout.flush()

@@ -30,10 +30,12 @@ from raycontrol.errors import (
     PackageError,
     UsageError,
 )
+from raycontrol.execution import Command, Target
 from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.job import Submission
 from raycontrol.logs import JobFolder
 from raycontrol.spec import JobSpec
+from raycontrol.spread import SpreadExecution
 from raycontrol.status import (
     Event,
     Histogram,
@@ -45,6 +47,7 @@ from raycontrol.status import (
     Reason,
     Wish,
 )
+from tests.exec_places import LocalWay, execution
 from tests.fake_client import instance, job_info
 from tests.support import wait_until
 
@@ -80,6 +83,7 @@ class FakeDoor:
         self.refused = 0
         self.pause: threading.Event | None = None
         self.nodes_pause: threading.Event | None = None
+        self.way: LocalWay | None = None
         self._jobs: dict[str, JobInfo] = {}
         self._removed: set[str] = set()
         self._events: dict[str, list[Event]] = {}
@@ -139,6 +143,18 @@ class FakeDoor:
     def glance(self, job_id: str) -> JobInfo:
         self.asked_for_glances += 1
         return self._job(job_id)
+
+    def execute(self, target: Target, command: Command, parallel: int | None) -> SpreadExecution:
+        """Of jobs every instance, of nodes those that are known, are places of ``way``; without one nothing is ever run."""
+        self._fail()
+        if self.way is None:
+            raise UsageError("no place runs commands here")
+        self.calls.append(("execute", target, command, parallel))
+        if target.job is not None:
+            names = [item.name for item in self._job(target.job).instances]
+        else:
+            names = [node.name for node in self.nodes(None if target.all else target.nodes, False)]
+        return execution(self.way, names, command, parallel)
 
     def queue(self) -> list[QueueEntry]:
         waiting = sorted(self._own(JobState.QUEUED), key=lambda job: (job.priority, job.submitted_at))

@@ -19,6 +19,7 @@ from raycontrol.links import Identity
 from raycontrol.plan import Alive, Orders, PlannedRun, Until
 from raycontrol.preparing import Preparation
 from raycontrol.process import marked
+from raycontrol.shellenv import ShellEnv
 from raycontrol.spec import Mode
 from raycontrol.usage import PERIOD_S, Meter
 from tests.node_facts import cpu_facts
@@ -45,6 +46,7 @@ class FakeLinks:
         self.outputs: dict[str, bytes] = {}
         self.peers: dict[str, Instance] = {}
         self.facts = cpu_facts()
+        self.shell = ShellEnv()
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         if self.controller_down:
@@ -79,6 +81,9 @@ class FakeLinks:
 
     async def node_facts(self) -> NodeFacts:
         return self.facts
+
+    async def shell_env(self) -> ShellEnv:
+        return self.shell
 
     async def join(self, launcher: str, instance: str, call: int, timeout_s: float) -> Outcome | None:
         return await self.peers[launcher].join(instance, call, timeout_s)

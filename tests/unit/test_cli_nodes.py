@@ -211,7 +211,7 @@ def test_doctor_prints_a_line_per_check_in_the_order_of_nodes() -> None:
     shell = Shell([head(), tight])
     assert shell("doctor") == 0
     lines = shell.stdout.splitlines()
-    assert len(lines) == 46
+    assert len(lines) == 48
     assert [line.split()[0] for line in lines] == ["host-a"] * 23 + ["host-b"] * 23
     assert lines[0] == "host-a  skipped  GPUs on the bus         no NVIDIA device"
     assert lines[24] == "host-b  ok       driver                  550.54.14, runs CUDA up to 12.4"
@@ -219,7 +219,7 @@ def test_doctor_prints_a_line_per_check_in_the_order_of_nodes() -> None:
         "host-b  warn     free disk               2 GiB free under /tmp/ray/session/raycontrol: "
         "code, logs and outputs of jobs lie there: make room, or choose another folder with RAYCONTROL_SCRATCH"
     )
-    assert shell.stderr == "2 nodes: 28 ok, 1 warning, 17 skipped\n"
+    assert shell.stderr == "2 nodes: 28 ok, 1 warning, 18 skipped\n"
     assert shell.client.calls[1] == ("nodes", (None, True))
 
 
@@ -230,7 +230,7 @@ def test_doctor_exits_with_1_when_a_check_failed() -> None:
         "host-b  fail     answer                  did not answer within 10 s: "
         "see `ray status` and the node's raylet.out and raylet.err; then ask again"
     )
-    assert shell.stderr == "2 nodes: 7 ok, 1 failed, 16 skipped\n"
+    assert shell.stderr == "2 nodes: 7 ok, 1 failed, 17 skipped\n"
 
 
 def test_doctor_looks_at_the_nodes_that_are_named() -> None:
@@ -244,7 +244,7 @@ def test_doctor_looks_at_the_nodes_that_are_named() -> None:
 
 def test_doctor_as_json_is_every_check() -> None:
     found = Shell([head()]).json("doctor")
-    assert len(found) == 23
+    assert len(found) == 24
     assert found[10] == {
         "node": "host-a",
         "name": "free disk",
@@ -262,7 +262,7 @@ def test_doctor_without_a_cluster_checks_this_machine_and_says_so() -> None:
     for name in ("GPUs in Ray   ", "Ray's settings"):
         assert f"laptop  skipped  {name}          no Ray was asked\n" in shell.stdout
     assert shell.stderr == (
-        "note: no Ray cluster found; checking this machine alone\n1 node: 6 ok, 17 skipped\n"
+        "note: no Ray cluster found; checking this machine alone\n1 node: 6 ok, 18 skipped\n"
     )
 
 

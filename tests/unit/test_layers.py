@@ -17,15 +17,15 @@ PACKAGE = Path(__file__).parents[2] / "raycontrol"
 
 # Lowest first. A module that is not here fails the test: give it a place.
 LAYERS = {
-    "words": "arrayspec access conditions cursors errors hardware presets raysettings spec specfaults specfile specnodes specmounts specparts specrules status version wording",
+    "words": "arrayspec access conditions cursors errors execution hardware nodesets presets raysettings spec specfaults specfile specnodes specmounts specparts specrules status version wording",
     "thought": "arrayqueue arrays attempts backends choosing demands dependencies doctor events gate job keeping lifecycle parts placement plan promises queue queuejobs rdma relations retention retries room stopping transports verdicts wishes",
     "machine": (
         "accessrows beneath database disk extras fence flocks ignore jobrows leases logs lookups memberrows metricrows mounts nodeenv nodefacts noderows nvidia nvml outputs packages packing process rdmaports settings sharedprobe shipping steadyclock "
-        "ports raynodes raystart samples sshclient sshd sshpipes sshsession standin store supervisor sysfiles tokens trees usage"
+        "ports raynodes raystart samples sshclient sshd sshpipes sshsession shellenv standin store supervisor sysfiles tokens trees usage"
     ),
-    "roles": "archive background caretaker controller duties equipment gatekeeper heldstore instance ledger links node porter preparing proofs reporter roster runs scheduler sharing survey terminals",
+    "roles": "archive background caretaker targets controller duties equipment execs gatekeeper heldstore instance ledger links node porter preparing proofs reporter roster runs scheduler sharing survey terminals",
     "ray": "actors cluster connect rayauth",
-    "user": "arraylogs client httpcalls logview readers remote shells storereader",
+    "user": "arraylogs client httpcalls logview outcomes readers remote remoteexec spread shells storereader",
     "faces": "__main__ api cli",
 }
 LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for module in modules.split()}
@@ -37,7 +37,7 @@ LIBRARIES = {
     "grpc": {"rayauth"},
     "h11": {"api"},
     "mounts": {"supervisor"},  # the file beside it, by its path
-    "httpx": {"httpcalls", "remote"},
+    "httpx": {"httpcalls", "remote", "remoteexec"},
     "pathspec": {"ignore", "packing"},
     "prometheus_client": {"api"},
     "psutil": {"nodefacts"},
