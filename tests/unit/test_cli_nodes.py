@@ -212,14 +212,14 @@ def test_doctor_prints_a_line_per_check_in_the_order_of_nodes() -> None:
     assert shell("doctor") == 0
     lines = shell.stdout.splitlines()
     assert len(lines) == 48
-    assert [line.split()[0] for line in lines] == ["host-a"] * 23 + ["host-b"] * 23
+    assert [line.split()[0] for line in lines] == ["host-a"] * 24 + ["host-b"] * 24
     assert lines[0] == "host-a  skipped  GPUs on the bus         no NVIDIA device"
-    assert lines[24] == "host-b  ok       driver                  550.54.14, runs CUDA up to 12.4"
-    assert lines[33] == (
+    assert lines[25] == "host-b  ok       driver                  550.54.14, runs CUDA up to 12.4"
+    assert lines[34] == (
         "host-b  warn     free disk               2 GiB free under /tmp/ray/session/raycontrol: "
         "code, logs and outputs of jobs lie there: make room, or choose another folder with RAYCONTROL_SCRATCH"
     )
-    assert shell.stderr == "2 nodes: 28 ok, 1 warning, 18 skipped\n"
+    assert shell.stderr == "2 nodes: 28 ok, 1 warning, 19 skipped\n"
     assert shell.client.calls[1] == ("nodes", (None, True))
 
 
