@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -47,10 +48,25 @@ def test_a_command_ends_with_the_job(gang: Gang) -> None:
         await gang.instance.carry_out(gang.orders("sleep 1000"))
         await gang.heard("StagePassed")
         await gang.instance.execs.start("1", "worker-0", Command("sleep 1000"))
-        await gang.closed(why="the job was stopped")
+        ending = asyncio.ensure_future(gang.closed(why="the job was stopped"))
         assert (await output(gang, "1"))[1].why == "the job was stopped"
-        with pytest.raises(PlaceFailed, match="the job"):
-            await gang.instance.execs.start("2", "worker-0", Command("true"))
+        await ending
+
+    play(story())
+
+
+def test_where_a_job_is_ending_no_command_begins_until_somebody_may_look_inside(gang: Gang) -> None:
+    async def story() -> None:
+        await gang.prepared()
+        await gang.instance.carry_out(gang.orders("trap '' TERM; echo deaf; while :; do sleep 0.1; done"))
+        await gang.heard("StagePassed")
+        await gang.instance.stop(30, "the job was stopped")
+        with pytest.raises(PlaceFailed, match="the job is ending here"):
+            await gang.instance.execs.start("1", "worker-0", Command("true"))
+        await gang.instance.stop(0, "the job was stopped")
+        await gang.heard("InstanceClosed")
+        await gang.instance.execs.start("2", "worker-0", Command("echo inside"))
+        assert await output(gang, "2") == (b"inside\n", Over("worker-0", 0, 0))
 
     play(story())
 

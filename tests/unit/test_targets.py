@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raycontrol.errors import JobNotFound, UsageError
+from raycontrol.events import InstanceLost
 from raycontrol.execution import Place, Target
 from raycontrol.placement import Node
 from raycontrol.targets import places
-from tests.unit.lifecycle_jobs import queued, running
+from tests.unit.lifecycle_jobs import ATTEMPT, after, closed, queued, running
 
 ROOMS = (
     Node(id="bbbb2222", name="host-b", ip="10.0.0.2", total={}, free={}),
@@ -56,6 +59,13 @@ def test_a_jobs_instances_are_chosen_by_names_and_groups() -> None:
         names(Target(job="digits-1", instances=("worker-7",)))
     with pytest.raises(UsageError, match="job digits-1 has no group 'ps'; there are master, worker"):
         names(Target(job="digits-1", group="ps"))
+
+
+def test_a_failed_job_that_is_kept_can_be_looked_into_but_not_where_an_instance_was_lost() -> None:
+    lost = after(running(), InstanceLost(1018.0, ATTEMPT, "worker-0", "its node left the cluster"))
+    kept = replace(after(lost, closed("master-0")), kept_until=1090.0)
+    (place,) = places("east", Target(job="digits-1"), (), {"digits-1": kept})
+    assert place.name == "master-0"
 
 
 def test_a_job_none_of_whose_instances_runs_says_so() -> None:
