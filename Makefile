@@ -5,7 +5,7 @@ SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-faults bench-mpi bench-queue bench-ray bench-store bench-trace clean
+.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-exec bench-faults bench-mpi bench-queue bench-ray bench-store bench-trace clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,6 +44,10 @@ bench: ## a job that does nothing, beside Ray's own way to start it, on three ho
 bench-api: ## a list over HTTP while 200 follow a job's log, beside an empty FastAPI route, on this machine
 	@scripts/setup test
 	$(BIN)/python -m tests.bench.api
+
+bench-exec: ## `true` on three hosts by exec, beside Slurm's srun (needs root, and Debian's slurmctld slurmd slurm-client munge)
+	@scripts/setup test
+	$(BIN)/python -m tests.bench.exec
 
 bench-faults: ## how soon the controller, a gang and the queue are over a fault, on four hosts (needs root); half an hour
 	@scripts/setup test

@@ -16,19 +16,6 @@ from tests.support import wait_until
 
 NVCC = "#!/bin/sh\necho nvcc 12.4 of $CUDA_HOME\n"
 
-TRUE_THREE_TIMES = """
-import time
-from raycontrol import Client
-with Client() as client:
-    def took():
-        began = time.monotonic()
-        with client.exec("true", all=True) as outcomes:
-            assert len(outcomes) == 3 and outcomes.status == 0, {name: outcomes[name] for name in outcomes}
-        return time.monotonic() - began
-    took()
-    print(min(took() for _ in range(10)))
-"""
-
 FOLDED = """
 import resource, sys
 from raycontrol.cli import invoke
@@ -82,11 +69,6 @@ def test_what_only_an_interactive_shell_has_on_its_path_is_found(cluster: Cluste
     assert folded.stdout == f"{names[0][:-1]}[0-2]: nvcc 12.4 of {shells}\n"
     plain = cluster.raycontrol(1, "exec", "--all", "--plain", "--fold", "--", "echo home $CUDA_HOME")
     assert plain.stdout == f"{names[0][:-1]}[0-2]: home\n"
-
-
-def test_true_on_three_hosts_takes_a_moment(cluster: Cluster) -> None:
-    ran = cluster.hosts.run(0, [sys.executable, "-c", TRUE_THREE_TIMES], env=cluster.env, check=True)
-    assert float(ran.stdout.splitlines()[-1]) < 0.3
 
 
 def test_a_command_in_a_job_has_what_its_start_command_has(cluster: Cluster) -> None:
