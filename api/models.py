@@ -79,7 +79,7 @@ class JobExec(Model):
 
 
 class NodesExec(Model):
-    """A command to be run on ``nodes`` of these names, IPs or beginnings of ids, or on ``all``.
+    """A command to be run on ``nodes`` of these names, IPs or beginnings of ids, on those of a ``group``, or on ``all``.
 
     ``plain`` leaves out what the node's shell would set, ``root`` goes through sudo; the rest is as for a job.
     """
@@ -89,6 +89,7 @@ class NodesExec(Model):
     timeout_s: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
     parallel: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     nodes: tuple[str, ...] = ()
+    group: str | None = None
     all: bool = False
     plain: bool = False
     root: bool = False

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raycontrol import targets
 from raycontrol.accessrows import Belongings, Key
 from raycontrol.caretaker import Caretaker
 from raycontrol.duties import Cluster
@@ -29,6 +30,7 @@ from raycontrol.errors import (
     VersionMismatch,
 )
 from raycontrol.events import Held, LetGo, PriorityChanged, Report, StopRequested, Suspended
+from raycontrol.execution import Place, Target
 from raycontrol.hardware import NodeInfo
 from raycontrol.heldstore import HeldStore
 from raycontrol.job import FENCE_S, Job, Submission, checked_id
@@ -364,6 +366,17 @@ class Controller:
         """Return why the cluster as it is could never run the job, or None; raises UsageError where it can be no job here."""
         await self.started()
         return await self._scheduler.doubts(spec)
+
+    async def places(self, target: Target) -> tuple[Place, ...]:
+        """Return where a command is to be run (``targets.places``); raises UsageError, and JobNotFound."""
+        await self.started()
+        if target.job is not None:
+            if target.job not in self._ledger.jobs:
+                await self._unfinished(target.job)
+            return targets.places(self._name, target, (), self._ledger.jobs)
+        if target.group is not None:
+            self.roster.require_group(target.group)
+        return targets.places(self._name, target, await self._scheduler.rooms(), self._ledger.jobs)
 
     async def prune(self, job_ids: Sequence[str]) -> None:
         """Remove finished jobs, with their logs and outputs."""

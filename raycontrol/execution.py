@@ -24,9 +24,9 @@ class PlaceFailed(RaycontrolError):
 
 @dataclass(frozen=True)
 class Target:
-    """Where: ``nodes`` of these names, IPs or beginnings of ids, ``all`` of them, or the instances of ``job``.
+    """Where: ``nodes`` of these names, IPs or beginnings of ids, ``all`` of them, those of ``group``, or the instances of ``job``.
 
-    Of a job, those named in ``instances`` or of ``group``, else all that run.
+    Of a job, those named in ``instances`` or of its ``group``, else all that run.
     """
 
     nodes: tuple[str, ...] = ()
@@ -36,11 +36,13 @@ class Target:
     group: str | None = None
 
     def __post_init__(self) -> None:
-        ways = (bool(self.nodes), self.all, self.job is not None)
-        if sum(ways) != 1:
-            raise UsageError("name where to run it: either nodes, or all of them, or a job")
-        if self.job is None and (self.instances or self.group is not None):
-            raise UsageError("instances and groups are a job's: name the job, too")
+        of_nodes = self.job is None and self.group is not None
+        if sum((bool(self.nodes), self.all, of_nodes, self.job is not None)) != 1:
+            raise UsageError(
+                "name where to run it: either nodes, or all of them, or a group of them, or a job"
+            )
+        if self.job is None and self.instances:
+            raise UsageError("instances are a job's: name the job, too")
         if self.instances and self.group is not None:
             raise UsageError("give instances or a group, not both")
 

@@ -29,7 +29,7 @@ def exec_call(target: Target, command: Command, parallel: int | None) -> Call:
         of_job = given(**common, instances=list(target.instances), group=target.group)
         return about(target.job, "POST", "/exec", body=as_json(of_job))
     of_nodes = {"nodes": list(target.nodes), "all": target.all, "plain": command.plain, "root": command.root}
-    return Call("POST", "/exec", body=as_json({**common, **of_nodes}))
+    return Call("POST", "/exec", body=as_json({**common, **of_nodes, **given(group=target.group)}))
 
 
 class HttpExecution:

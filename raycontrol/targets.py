@@ -25,15 +25,25 @@ def places(cluster: str, target: Target, rooms: Sequence[Node], jobs: Mapping[st
     """
     if target.job is not None:
         return _of_job(cluster, target, jobs)
-    chosen = named(rooms, None if target.all else [name.rpartition("/")[2] for name in target.nodes])
-    if not chosen:
-        raise UsageError("the cluster has no nodes")
+    chosen = _of_nodes(target, rooms)
     often = Counter(room.name for room in rooms)
     found = [
         Place(room.name if often[room.name] == 1 else f"{room.name}/{room.id[:8]}", room.id, cluster)
         for room in chosen
     ]
     return tuple(sorted(found, key=lambda place: place.name))
+
+
+def _of_nodes(target: Target, rooms: Sequence[Node]) -> Sequence[Node]:
+    if target.group is not None:
+        members = [room for room in rooms if target.group in room.groups]
+        if not members:
+            raise UsageError(f"no node of the group {target.group} is in the cluster now")
+        return members
+    chosen = named(rooms, None if target.all else [name.rpartition("/")[2] for name in target.nodes])
+    if not chosen:
+        raise UsageError("the cluster has no nodes")
+    return chosen
 
 
 def _of_job(cluster: str, target: Target, jobs: Mapping[str, Job]) -> tuple[Place, ...]:

@@ -48,7 +48,10 @@ Instances = Annotated[
 Group = Annotated[
     str | None,
     typer.Option(
-        "--group", metavar="NAME", help="Only instances of this group of the job.", show_default=False
+        "--group",
+        metavar="NAME",
+        help="The nodes of this group (`raycontrol node group`); with --job its instances of this group.",
+        show_default=False,
     ),
 ]
 RerunFailed = Annotated[
@@ -156,9 +159,9 @@ def _target(
 ) -> Target:
     from raycontrol.execution import Target
 
-    given = [bool(nodes), all_nodes, job is not None, failed is not None]
-    if sum(given) != 1:
-        raise UsageError("say where: one of --nodes, --all, --job and --rerun-failed")
+    of_nodes = job is None and group is not None
+    if sum((bool(nodes), all_nodes, of_nodes, job is not None, failed is not None)) != 1:
+        raise UsageError("say where: one of --nodes, --group, --all, --job and --rerun-failed")
     return failed or Target(_split("--nodes", nodes), all_nodes, job, _split("--instance", instances), group)
 
 

@@ -67,6 +67,8 @@ def test_a_drained_node_of_a_group_gets_nothing_new_whatever_becomes_of_the_cont
 ) -> None:
     names = [host.name for host in cluster.hosts.hosts]
     cluster.raycontrol(0, "node", "group", "add", "train", names[1], names[2], check=True)
+    said = cluster.raycontrol(0, "exec", "--group", "train", "--", "hostname", check=True).stdout
+    assert sorted(said.splitlines()) == sorted(f"{name}: {name}" for name in names[1:])
     in_group = ("--set", "node_group=train", "--nodes", "2")
     running = submit(cluster, *in_group, "--", "sleep 600")
     has_nodes(cluster, running)

@@ -160,10 +160,11 @@ def test_a_script_goes_as_its_bytes(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say where: one of --nodes, --all, --job and --rerun-failed"),
+        ((), "say where: one of --nodes, --group, --all, --job and --rerun-failed"),
         (("--all", "--nodes", "a"), "say where: one of"),
         (("--nodes", " , "), "--nodes: must name something"),
-        (("--all", "--group", "worker"), "name the job, too"),
+        (("--all", "--group", "worker"), "say where: one of"),
+        (("--all", "--instance", "worker-0"), "name the job, too"),
         (("--job", "x", "--group", "a", "--instance", "b"), "give instances or a group, not both"),
     ],
 )

@@ -68,11 +68,11 @@ def test_one_word_is_a_line_and_several_are_a_program() -> None:
 
 
 def test_a_choice_is_exactly_one() -> None:
-    for wrong in ({}, {"nodes": ("a",), "all": True}, {"all": True, "job": "x"}):
-        with pytest.raises(UsageError, match="either nodes, or all of them, or a job"):
+    for wrong in ({}, {"nodes": ("a",), "all": True}, {"all": True, "job": "x"}, {"all": True, "group": "g"}):
+        with pytest.raises(UsageError, match="either nodes, or all of them, or a group of them, or a job"):
             Target(**wrong)
     with pytest.raises(UsageError, match="name the job, too"):
-        Target(all=True, group="worker")
+        Target(all=True, instances=("worker-0",))
     with pytest.raises(UsageError, match="name a command or a script"):
         Command("")
     with pytest.raises(UsageError, match="timeout_s: must be above 0, got -1"):

@@ -40,6 +40,13 @@ def test_nodes_with_one_name_are_told_apart_and_can_be_chosen_so() -> None:
     assert names(Target(nodes=("host-a/cccc3333",)), twins) == ["host-a/cccc3333"]
 
 
+def test_a_group_of_nodes_is_those_that_are_there() -> None:
+    rooms = (replace(ROOMS[0], groups=frozenset({"train"})), ROOMS[1])
+    assert names(Target(group="train"), rooms) == ["host-b"]
+    with pytest.raises(UsageError, match="no node of the group train is in the cluster now"):
+        names(Target(group="train"))
+
+
 def test_one_unknown_name_is_an_error_for_all() -> None:
     with pytest.raises(UsageError, match=r"no node 'host-c'; the cluster has host-a \(10.0.0.1\), host-b"):
         names(Target(nodes=("host-a", "host-c")))
