@@ -35,7 +35,7 @@ async def delete_job(request: Request, job: DeletedJob) -> Response:
     """Remove an ended job with all it kept: events, logs, outputs."""
     if job.index is not None:
         raise Conflict(f"job {job.id!r} is a member of an array, and is removed with it")
-    if not job.over:
+    if not (job.state.terminal or job.abandoned):
         raise Conflict(f"job {job.id!r} is {job.state}; stop it before it is removed")
     hub = hub_of(request)
     try:

@@ -504,8 +504,11 @@ class JobHandle:
     def get_outputs(self, folder: str | Path | None = None) -> Fetched:
         """Fetch what the job has left in $RAYCONTROL_OUTPUT_DIR, as ``<folder>/<instance>/<path>``; default: ``outputs-<id>`` here.
 
-        Files of the same name are replaced. Raises OutputsError when ``folder`` cannot be written.
+        Files of the same name are replaced. Raises OutputsError when ``folder`` cannot be written, and UsageError for an array,
+        whose members have outputs.
         """
+        if self.info().array is not None:
+            raise UsageError(f"job {self.id} is an array: name a member of it, such as {self.id}~0")
         top = Path(f"outputs-{self.id}") if folder is None else Path(folder).expanduser()
         return lay_down(self._client._read().outputs(self.id), top)
 

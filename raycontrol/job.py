@@ -142,7 +142,7 @@ class Job:
     the job's folders are until it ends. ``found_ends`` are the ends of other jobs that it waits for (``dependencies``).
     ``index``: which member of an array it is; ``progress``: how far an array has come. ``drained`` are the names of the attempt's nodes that are to take nothing new.
     ``nodes_range`` is the range of nodes that the user has asked for: while an attempt has nodes, ``spec.nodes`` is how many.
-    the job's folders are until it ends. A job that has failed keeps its nodes until ``kept_until``, once (``was_kept``).
+    A job that has failed keeps its nodes until ``kept_until``, once (``was_kept``).
     """
 
     id: str
@@ -188,6 +188,8 @@ class Job:
     found_ends: dict[str, JobState | None] = field(default_factory=dict)
     index: int | None = None
     progress: Progress = Progress()
+    kept_until: float | None = None
+    was_kept: bool = False
 
     @property
     def is_array(self) -> bool:
@@ -198,9 +200,6 @@ class Job:
     def array_id(self) -> str | None:
         """The id of the array that it is a member of."""
         return array_of(self.id)
-
-    kept_until: float | None = None
-    was_kept: bool = False
 
     @property
     def group_id(self) -> str:

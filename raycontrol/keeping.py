@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raycontrol.job import Job
+from raycontrol.job import Instance, Job
 from raycontrol.status import InstanceState, JobState
 from raycontrol.stopping import Change
 
@@ -30,7 +30,11 @@ def over(job: Job, why: str) -> Change:
     return replace(job, kept_until=None, was_kept=True), f"its nodes are let go: {why}"
 
 
+def can_be_entered(item: Instance) -> bool:
+    """Whether a shell can be opened in an instance that has ended: it had come so far that runs could begin there."""
+    equipped = item.passed >= 0 or item.ended is not None
+    return equipped and item.state is not InstanceState.LOST
+
+
 def _has_somebody(job: Job) -> bool:
-    """Whether all is closed, and an instance is there that a shell can be opened in."""
-    there = (item.facts is not None and item.state is not InstanceState.LOST for item in job.instances)
-    return all(item.closed for item in job.instances) and any(there)
+    return all(item.closed for item in job.instances) and any(map(can_be_entered, job.instances))

@@ -290,6 +290,8 @@ class Ledger:
                 continue
             step, rows[job_id] = stepped
             advanced[job_id] = step.job
+            if newborn is not None and job_id not in self._jobs:
+                self._relations.add(step.job)  # what becomes of its array in this very batch is for it too
             notes.setdefault(job_id, []).extend(step.notes)
             news.extend(self._relations.following(job, step.job, event))
         changed = {
@@ -302,12 +304,12 @@ class Ledger:
             if not any(told.asked for told in batch):
                 await self._save(changes)
             elif (error := await self._try_to_save(changes)) is not None:
+                for job_id in changed.keys() - self._jobs.keys():
+                    self._relations.remove(changed[job_id])
                 self._refuse_asked(error)
                 return
         for job_id, job in changed.items():
             before = self._jobs.get(job_id)
-            if before is None:
-                self._relations.add(job)
             if before is None or job.since != before.since:
                 self._lags[job_id] = max(0.0, self._clock() - job.since)
             self._jobs[job_id] = job
@@ -363,6 +365,9 @@ class Ledger:
                 stored.set_exception(StoreError(str(error)))
 
     def _forget(self, job: Job) -> None:
+        """Let go of a job that has ended. Who came to wait for it while its end was being stored is told now."""
+        for job_id in self._relations.waiting_for(job.id):
+            self.post(job_id, AwaitedEnded(self._clock(), job.id, job.state))
         del self._jobs[job.id]
         self._relations.remove(job)
         self._secrets.pop(job.id, None)

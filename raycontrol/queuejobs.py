@@ -30,7 +30,7 @@ class Wait(Word):
     MAKING_ROOM = "MAKING_ROOM"
 
 
-ASIDE = frozenset({Wait.HELD, Wait.INFEASIBLE, Wait.USER_LIMIT})
+ASIDE = frozenset({Wait.HELD, Wait.AFTER, Wait.INFEASIBLE, Wait.USER_LIMIT})
 
 
 @dataclass(frozen=True)

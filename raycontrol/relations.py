@@ -56,14 +56,21 @@ class Relations:
         """Return the ids of the members that have begun and not ended, the first first."""
         return tuple(self._members.get(array_id, ()))
 
+    def waiting_for(self, job_id: str) -> list[str]:
+        """Return the ids of those that wait for this job, or did."""
+        return sorted(self._waiting.get(job_id, ()))
+
     def following(self, before: Job, after: Job, event: JobEvent) -> Iterator[Follow]:
         """Yield what follows for others when an event has made of a job another."""
         if after.state.terminal and not before.state.terminal:
-            for job_id in sorted(self._waiting.get(after.id, ())):
+            for job_id in self.waiting_for(after.id):
                 yield Follow(job_id, AwaitedEnded(event.at, after.id, after.state))
             if after.array_id is not None and after.index is not None:
                 told = MemberEnded(event.at, after.index, after.state, after.verdict)
                 yield Follow(after.array_id, told)
+        elif after.kept_until is not None and before.kept_until is None:  # how it has ended is known
+            for job_id in self.waiting_for(after.id):
+                yield Follow(job_id, AwaitedEnded(event.at, after.id, JobState.FAILED))
         if after.is_array and after != before:
             yield from self._of_array(before, after, event)
 

@@ -15,7 +15,7 @@ from raycontrol.hardware import NodeGroup, OfflineNode, Traits, traits
 from raycontrol.heldstore import HeldStore
 from raycontrol.ledger import Ledger
 from raycontrol.noderows import NodeRows
-from raycontrol.placement import Node
+from raycontrol.placement import Assignment, Node
 from raycontrol.spec import JobSpec
 from raycontrol.specparts import NAME, NAME_RULE
 from raycontrol.survey import named
@@ -168,6 +168,12 @@ class Roster:
             for job in [*self._ledger.jobs.values()]:
                 if any(item.node_name == mark.name for item in job.instances):
                     self._ledger.post(job.id, NodeDrained(now, mark.name, f"{mark.reason} ({mark.by})"))
+
+    def tell_if_offline(self, job_id: str, rooms: Iterable[Assignment]) -> None:
+        """Tell a job that has just got its nodes of those that were set offline meanwhile."""
+        for name in dict.fromkeys(room.node_name for room in rooms):
+            if (mark := self._offline.get(name)) is not None:
+                self._ledger.post(job_id, NodeDrained(self._clock(), name, f"{mark.reason} ({mark.by})"))
 
     # For the queue, and for those who look.
 

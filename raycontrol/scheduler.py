@@ -161,6 +161,9 @@ class Scheduler:
                     told.append((job_id, Preempted(now, for_job)))
         told += [(self._owner(one.job_id), PlacementDeferred(now, one.text)) for one in self._news()]
         await asyncio.gather(*(self._ledger.tell(job_id, event) for job_id, event in told))
+        for decision in decisions:
+            if isinstance(decision, queue.PlaceNow):
+                self._roster.tell_if_offline(decision.job_id, decision.assignments)
 
     def _news(self) -> list[queue.KeepWaiting]:
         """Return the reasons that the store shall have, some at a time: what else there is to tell must not wait for them."""
@@ -260,14 +263,15 @@ def _running(job: Job) -> queue.Running | None:
 def _as_running(job: Job) -> queue.Running:
     limit_s = job.spec.timeouts.run_s
     begun = job.since if job.state is JobState.RUNNING else None
+    ends_by = None if limit_s is None or begun is None else begun + limit_s
     return queue.Running(
         job_id=job.id,
         spec=job.spec,
         user=job.user,
         rooms=tuple(placement.Assignment(i.name, i.node_id, i.node_name, i.ip) for i in job.instances),
         since=job.since if job.placed_at is None else job.placed_at,
-        ends_by=None if limit_s is None or begun is None else begun + limit_s,
-        stopping=job.state is JobState.STOPPING,
+        ends_by=ends_by if job.kept_until is None else job.kept_until,
+        stopping=job.state is JobState.STOPPING and job.kept_until is None,
     )
 
 

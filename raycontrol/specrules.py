@@ -348,6 +348,10 @@ class _Sum:
                 "must have one instance for each member: leave `nodes` out; a gang can be submitted in a loop"
             )
             yield Problem(("array",), rule)
+        if self._spec.timeouts.keep_failed_s and self._known("timeouts", "keep_failed_s"):
+            yield Problem(
+                ("timeouts", "keep_failed_s"), "is not for arrays, whose other members wait for the nodes"
+            )
 
     def _after(self) -> Iterator[Problem]:
         """A job that is to succeed and to fail is a mistake, and so is one that is named twice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from raycontrol import wording
+from raycontrol import keeping, wording
 from raycontrol.errors import JobNotFound, UsageError
 from raycontrol.execution import Place, Target
 from raycontrol.job import Instance, Job
@@ -51,6 +51,8 @@ def _of_job(cluster: str, target: Target, jobs: Mapping[str, Job]) -> tuple[Plac
     if target.job not in jobs:
         raise JobNotFound(target.job)
     job = jobs[target.job]
+    if job.is_array:
+        raise UsageError(f"job {job.id} is an array: name a member of it, such as {job.id}~0")
     wanted = sorted(_wanted(job, target), key=lambda item: item.index)
     living = [item for item in wanted if _can_be_entered(job, item)]
     if not living:
@@ -61,7 +63,7 @@ def _of_job(cluster: str, target: Target, jobs: Mapping[str, Job]) -> tuple[Plac
 def _can_be_entered(job: Job, item: Instance) -> bool:
     """Whether it runs, or is kept for a look inside."""
     if job.kept_until is not None:
-        return item.facts is not None and item.state is not InstanceState.LOST
+        return keeping.can_be_entered(item)
     return item.state in ALIVE and not item.closed
 
 

@@ -181,12 +181,14 @@ def test_a_stop_says_why(api: Api) -> None:
 def test_ended_jobs_are_removed(api: Api) -> None:
     api.door.put(adas_job(JobState.SUCCEEDED, ended_at=2.0))
     api.door.put(job_info("running-1", state=JobState.RUNNING))
+    api.door.put(job_info("kept-1", state=JobState.STOPPING, kept_until=9e9))
     with client_of(api) as client:
         assert [job.id for job in client.prune(older_than_days=1)] == [JOB]
     assert api.door.calls == [("prune", JOB)]
     door_of(api).prune([JOB])  # as one whose answer got lost is asked for again
-    with pytest.raises(UsageError, match="stop it before it is removed"):
-        door_of(api).prune(["running-1"])
+    for job_id in ("running-1", "kept-1"):
+        with pytest.raises(UsageError, match="stop it before it is removed"):
+            door_of(api).prune([job_id])
 
 
 def test_nodes_are_shown_and_strange_names_refused(api: Api) -> None:

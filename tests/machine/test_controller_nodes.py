@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,3 +171,29 @@ async def test_ranks_follow_the_labels_of_the_settings(tmp_path: Path) -> None:
     here.rules = Rules(topology=("rack",))
     assert await runs(here, "wide-1", nodes=4) == ["b", "d", "a", "c"]
     await finish(here, "wide-1")
+
+
+@in_loop
+async def test_a_node_that_is_set_offline_while_a_job_is_being_placed_there_is_told_of(
+    tmp_path: Path,
+) -> None:
+    here = site(tmp_path, "a")
+    here.cluster.hidden.add("id-of-a")
+    await here.submit("first-1", nodes=1)
+    await waits(here, "first-1", "no living node")
+    busy = threading.Event()
+    held = here.controller._held
+    store_waits = asyncio.ensure_future(held.ask(lambda store: busy.wait(10)))
+    offline = asyncio.ensure_future(here.controller.roster.set_offline(["a"], "fan", "root"))
+    await asyncio.sleep(0)
+    here.cluster.hidden.clear()
+    here.controller._ledger.look.set()
+    async with asyncio.timeout(10):
+        while held._thread._work_queue.qsize() < 2:  # the mark, and then the nodes of the job
+            await asyncio.sleep(0.01)
+    busy.set()
+    await asyncio.gather(store_waits, offline)
+    told = await here.shows("first-1", lambda info: info.state is JobState.RUNNING)
+    assert on(told) == ["a"]
+    assert any("a is offline: fan" in event.message for event in await here.story("first-1"))
+    await finish(here, "first-1")

@@ -391,3 +391,20 @@ async def test_a_waiting_job_that_cannot_be_understood_keeps_nobody_else_waiting
     ledger._jobs["strange-1"] = strange
     assert [entry.id for entry in await here.controller.queue()] == ["strange-1"]
     await finish(here, "digits-1", "strange-1")
+
+
+@in_loop
+async def test_the_nodes_of_a_failed_job_that_is_kept_are_claimed_by_nobody(tmp_path: Path) -> None:
+    """They are not about to be free: whom they would be needed for waits, and others go by."""
+    here = site(tmp_path, {"master-0": Program(seconds=0.05, code=3)})
+    await here.submit("kept-1", nodes=1, timeouts={"keep_failed_s": 600})
+    kept = await here.shows("kept-1", lambda info: info.kept_until is not None)
+    here.cluster.programs = STAYS
+    await here.submit("wide-1")
+    await here.submit("small-1", nodes=1)
+    small = await here.reaches("small-1", JobState.RUNNING)
+    assert small.instances[0].node != kept.instances[0].node
+    assert (await here.controller.info("wide-1")).state is JobState.QUEUED
+    await here.controller.stop("kept-1", "seen enough", False)
+    assert (await here.ends("kept-1")).exit_status == 3
+    await finish(here, "small-1", "wide-1")

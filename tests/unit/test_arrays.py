@@ -69,6 +69,10 @@ def test_an_array_has_a_short_form(written: Any, array: Array) -> None:
         ({"array": "0-9", "nodes": 2}, "array: must have one instance for each member"),
         ({"array": "0-9", "mode": "mpi"}, "array: is for mode ddp only, not mpi"),
         ({"array": {"parallel": 3}}, r"array\.indices"),
+        (
+            {"array": "0-9", "timeouts": {"keep_failed_s": 60}},
+            r"timeouts\.keep_failed_s: is not for arrays",
+        ),
     ],
 )
 def test_a_spec_says_what_is_wrong_with_its_array(values: dict[str, Any], fault: str) -> None:

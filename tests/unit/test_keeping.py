@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raycontrol.demands import deadline, duties
-from raycontrol.events import InstanceLost, NodesReleased, ReleaseNodes, StopRequested, TimePassed
+from raycontrol.events import (
+    AwaitedEnded,
+    InstanceLost,
+    NodesReleased,
+    ReleaseNodes,
+    StopRequested,
+    TimePassed,
+)
 from raycontrol.job import Job, info
 from raycontrol.lifecycle import advance
-from raycontrol.spec import Retry
+from raycontrol.relations import Relations
+from raycontrol.spec import After, Retry
 from raycontrol.status import JobState, Reason
-from tests.unit.lifecycle_jobs import ATTEMPT, after, closed, exited, running
+from tests.unit.lifecycle_jobs import ATTEMPT, after, closed, exited, preparing, queued, running
 
 RELEASE = ReleaseNodes(ATTEMPT, last=True, keep=False)
 
@@ -90,3 +98,20 @@ def test_a_controller_that_comes_back_goes_on_keeping_it() -> None:
     job = failed(keep_failed_s=60)
     again = replace(job)
     assert (duties(again), deadline(again)) == ((), 1090.0)
+
+
+def test_who_waits_for_its_failure_is_told_as_soon_as_it_is_known_and_once() -> None:
+    relations, kept = Relations(), failed(keep_failed_s=60)
+    waiting = replace(
+        queued(), id="next-1", spec=queued().spec.model_copy(update={"after": After(failed=(kept.id,))})
+    )
+    relations.add(waiting)
+    before = replace(kept, kept_until=None)
+    (follow,) = relations.following(before, kept, closed("master-0", 1030.0))
+    assert (follow.job_id, follow.event) == ("next-1", AwaitedEnded(1030.0, kept.id, JobState.FAILED))
+
+
+def test_a_job_that_failed_before_its_command_could_begin_is_not_kept() -> None:
+    stopping = after(preparing(keep_failed_s=60), InstanceLost(1014.0, ATTEMPT, "worker-0", "its node left"))
+    job = after(stopping, closed("master-0", 1030.0))
+    assert (job.state, job.kept_until) == (JobState.STOPPING, None)
