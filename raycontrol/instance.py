@@ -26,7 +26,7 @@ from raycontrol.hardware import SLOW_LOOKUP_S
 from raycontrol.links import Identity, Links, LinkToLauncher
 from raycontrol.lookups import LOOKUP_S, PEERS_LOOKED_UP, look_up
 from raycontrol.plan import Alive, Facts, Orders, RayNodesJoined, ServesSsh, SshAnswers, TcpReachable, Until
-from raycontrol.preparing import Preparation, collect
+from raycontrol.preparing import Preparation, collect, with_outputs
 from raycontrol.proofs import RayProofs, SshProofs, mountable, reach
 from raycontrol.reporter import Reporter
 from raycontrol.runs import Runs
@@ -153,7 +153,7 @@ class Instance:
     async def _collect(self, order: Preparation) -> Facts:
         me = self._identity
         private_folder(me.folder)
-        await asyncio.to_thread(order.outputs(me).mkdir, parents=True, exist_ok=True)
+        order = await asyncio.to_thread(with_outputs, me, order)
         if order.not_shared is not None:
             self._reporter.tell(f"its outputs are collected at its end, because {order.not_shared}")
         self._probe = self._probe or await asyncio.start_server(_hang_up, me.ip, 0)

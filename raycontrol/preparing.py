@@ -13,6 +13,7 @@ from raycontrol.disk import TEMP_LINK, short_folder
 from raycontrol.hardware import essentials
 from raycontrol.links import Identity, Links
 from raycontrol.plan import Facts
+from raycontrol.sharedprobe import make_folder
 from raycontrol.shellenv import ShellEnv, merged
 from raycontrol.spec import Resources
 
@@ -36,6 +37,7 @@ class Preparation:
     rdma: bool = False
     shared_dir: str | None = None
     not_shared: str | None = None
+    shell_env: bool = False
 
     def outputs(self, me: Identity) -> Path:
         """Return where the instance's outputs go."""
@@ -43,7 +45,18 @@ class Preparation:
             return me.outputs
         return Path(self.shared_dir) / "jobs" / me.job_id / "outputs" / me.instance
 
-    shell_env: bool = False
+
+def with_outputs(me: Identity, order: Preparation) -> Preparation:
+    """Make the folder of the instance's outputs, and return what is true of it: the shared folder may have gone since it was proved."""
+    if order.shared_dir is None:
+        order.outputs(me).mkdir(parents=True, exist_ok=True)
+        return order
+    try:
+        make_folder(order.shared_dir, order.outputs(me))
+    except OSError as error:
+        why = f"shared_dir {order.shared_dir} cannot be used on {me.node_name} any more: {error.strerror or error}"
+        return with_outputs(me, replace(order, shared_dir=None, not_shared=why))
+    return order
 
 
 async def collect(me: Identity, links: Links, order: Preparation, probe_port: int) -> Facts:

@@ -1,6 +1,7 @@
 """Whether nodes share the folder that the settings name: proved for every node before a job's outputs go there, not believed.
 
-Head and node each leave a file that the other has to find. What every node shares with the head, all share.
+Head and node each leave a file that the other has to find. What every node shares with the head, all share. What was
+found holds for a minute: a folder may be mounted, and unmounted, at any time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ PROVE_S = 15.0
 FIND_S = 5.0
 """A network file system may show a new file elsewhere only after a while."""
 RETRY_S = 0.2
-AGAIN_S = 60.0
-"""A node that has failed is asked again after so long at the earliest: somebody may have mounted the folder meanwhile."""
+HOLDS_S = 60.0
+"""A node whose proof is older is asked again: somebody may have mounted the folder meanwhile, or it may have gone."""
 
 
 class Prober(Protocol):
@@ -49,12 +50,16 @@ class Found:
 
 
 class Sharing:
-    """``folder`` returns what the settings name now, None for nothing."""
+    """``folder`` returns what the settings name now, None for nothing; ``clock`` is monotonic."""
 
-    def __init__(self, cluster: Prober, folder: Callable[[], str | None]) -> None:
+    def __init__(
+        self, cluster: Prober, folder: Callable[[], str | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._cluster = cluster
         self._folder = folder
+        self._clock = clock
         self._found: dict[str, Found] = {}
+        self._shared: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
 
     @property
@@ -69,8 +74,8 @@ class Sharing:
             return None
         async with self._locks.setdefault(node_id, asyncio.Lock()):
             known = self._found.get(node_id)
-            if known is None or anew or not _holds(known, folder):
-                known = Found(folder, await self._fault(node_id, node_name, folder), time.monotonic())
+            if known is None or anew or known.folder != folder or self._clock() - known.at > HOLDS_S:
+                known = Found(folder, await self._fault(node_id, node_name, folder), self._clock())
                 self._found[node_id] = known
                 if known.fault is not None:
                     log.error("%s", known.fault)
@@ -90,14 +95,19 @@ class Sharing:
 
     async def _prove(self, node_id: str, node_name: str, folder: str) -> None:
         head = await self._cluster.head_id()
-        await self._carry(head, "the head", node_id, node_name, folder)
+        # What has been shared once has the folder of probes: where that is missing now, so is the mount.
+        act = "leave" if folder in self._shared else "begin"
+        await self._carry(act, head, "the head", node_id, node_name, folder)
         if node_id != head:
-            await self._carry(node_id, node_name, head, "the head", folder)
+            await self._carry("leave", node_id, node_name, head, "the head", folder)
+            self._shared.add(folder)
 
-    async def _carry(self, writer: str, writer_name: str, reader: str, reader_name: str, folder: str) -> None:
+    async def _carry(
+        self, act: str, writer: str, writer_name: str, reader: str, reader_name: str, folder: str
+    ) -> None:
         """What the one leaves the other has to find; raises NotShared."""
         name, text = secrets.token_hex(8), secrets.token_hex(16)
-        left = await self._cluster.probe_shared(writer, "leave", folder, name, text)
+        left = await self._cluster.probe_shared(writer, act, folder, name, text)
         if left.fault is not None:
             raise NotShared(f"{writer_name} (uid {left.uid}) cannot write there: {left.fault}")
         try:
@@ -117,9 +127,3 @@ class Sharing:
             if found.fault is None or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(RETRY_S)
-
-
-def _holds(known: Found, folder: str) -> bool:
-    """Whether what was found still says something."""
-    again = known.fault is not None and time.monotonic() - known.at > AGAIN_S
-    return known.folder == folder and not again

@@ -7,9 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from raycontrol.preparing import Preparation
 from raycontrol.sharedprobe import PROBES, Probed, probe
-from raycontrol.sharing import Sharing
+from raycontrol.sharing import HOLDS_S, Sharing
 from tests.machine.instances import Gang, play
 
 HEAD = "head"
@@ -87,6 +89,47 @@ def test_what_is_proved_is_not_asked_again_until_somebody_wants_it_anew(tmp_path
     asyncio.run(story())
 
 
+def test_a_good_proof_holds_for_a_minute_only(tmp_path: Path) -> None:
+    shared, now = folder(tmp_path / "shared"), 0.0
+    views = Views(head=shared, a=shared)
+    sharing = Sharing(views, lambda: "/mnt/all", lambda: now)
+
+    async def fault() -> str | None:
+        answer = await sharing.of("a", "host-a")
+        assert answer is not None
+        return answer.fault
+
+    async def story() -> None:
+        nonlocal now
+        assert await fault() is None
+        views.folders["a"] = folder(tmp_path / "the empty mount point")
+        now = HOLDS_S
+        assert await fault() is None
+        now = HOLDS_S + 1
+        assert "host-a (uid" in str(await fault())
+        assert list((tmp_path / "the empty mount point").iterdir()) == []
+
+    asyncio.run(story())
+
+
+def test_when_the_heads_mount_goes_away_nothing_is_made_in_its_place(tmp_path: Path) -> None:
+    shared = folder(tmp_path / "shared")
+    views = Views(head=shared, a=shared)
+    sharing = Sharing(views, lambda: "/mnt/all")
+
+    async def story() -> None:
+        await sharing.of("a", "host-a")
+        views.folders["head"] = folder(tmp_path / "the empty mount point")
+        answer = await sharing.of(HEAD, "host-head", anew=True)
+        assert answer is not None
+        assert answer.fault == (
+            f"shared_dir /mnt/all is not shared by host-head: the head (uid {UID}) cannot write there: No such file or directory"
+        )
+        assert list((tmp_path / "the empty mount point").iterdir()) == []
+
+    asyncio.run(story())
+
+
 def test_without_a_folder_in_the_settings_nobody_is_asked() -> None:
     views = Views()
     assert asyncio.run(Sharing(views, lambda: None).of("a", "host-a")) is None
@@ -98,6 +141,7 @@ def test_without_a_folder_in_the_settings_nobody_is_asked() -> None:
 
 def test_outputs_of_a_job_go_to_a_folder_that_is_shared_and_are_not_shipped(tmp_path: Path) -> None:
     shared = folder(tmp_path / "shared")
+    probe("begin", str(shared), "of the head", "it is there")
 
     async def story() -> Gang:
         gang = Gang(tmp_path)
@@ -117,6 +161,34 @@ def test_outputs_of_a_job_go_to_a_folder_that_is_shared_and_are_not_shipped(tmp_
     gang = play(story())
     assert (shared / "jobs" / gang.job_id / "outputs" / "worker-0" / "answer").read_text() == "7\n"
     assert gang.links.outputs == {}
+
+
+@pytest.mark.parametrize("point", ["empty", "missing"])
+def test_a_folder_that_was_unmounted_since_its_proof_is_not_made_and_outputs_are_collected(
+    tmp_path: Path, point: str
+) -> None:
+    shared = tmp_path / "mount point"
+    if point == "empty":
+        shared.mkdir()
+
+    async def story() -> Gang:
+        gang = Gang(tmp_path)
+        await gang.instance.prepare(Preparation(None, (), shared_dir=str(shared)))
+        facts = (await gang.heard("InstancePrepared")).facts
+        assert not facts.shared_outputs
+        (Path(facts.output_dir) / "answer").write_text("7\n")
+        told = await gang.heard("InstanceNoted")
+        assert told.message == (
+            f"its outputs are collected at its end, because shared_dir {shared} cannot be used on {facts.node_name} any more: "
+            "No such file or directory"
+        )
+        await gang.instance.carry_out(gang.orders("true"))
+        await gang.heard("RunExited")
+        await gang.closed()
+        return gang
+
+    assert play(story()).links.outputs == {"answer": b"7\n"}
+    assert not shared.exists() if point == "missing" else list(shared.iterdir()) == []
 
 
 def test_where_it_is_not_shared_outputs_are_collected_and_the_job_is_told_why(tmp_path: Path) -> None:
