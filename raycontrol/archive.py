@@ -68,9 +68,11 @@ class Archive:
         self.home = Path(home).expanduser()
         self.min_free_bytes = min_free_bytes
         self._packages = PackageFolder(self.home)
-        # Two pools, so that hashing a package or deleting a job never keeps the logs waiting.
+        # Pools of their own, so that hashing a package or deleting a job never keeps the logs waiting, and a dead file server
+        # of the folder that the nodes share holds up nothing but what is asked of that.
         self._quick = ThreadPoolExecutor(8, thread_name_prefix="archive")
         self._slow = ThreadPoolExecutor(2, thread_name_prefix="archive-slow")
+        self._shared = ThreadPoolExecutor(4, thread_name_prefix="archive-shared")
         self._waiting: dict[tuple[str, int], set[asyncio.Event]] = {}
         if clean_up:
             remove_stale(self.home, older_than_s=STALE_S)
@@ -79,6 +81,7 @@ class Archive:
         """End the threads; calls under way are finished first."""
         self._quick.shutdown()
         self._slow.shutdown()
+        self._shared.shutdown()
 
     # Logs
 
@@ -188,12 +191,12 @@ class Archive:
 
     async def outputs(self, job_id: str) -> list[OutputFile]:
         """All files that a job has left, by instance and path."""
-        return await self._in(self._slow, Tops.of(self.home, job_id).files)
+        return await self._in(self._shared, Tops.of(self.home, job_id).files)
 
     async def read_output(self, job_id: str, path: str, offset: int, max_bytes: int) -> bytes:
         """Up to ``max_bytes`` (and 16 MiB) of one of them; empty at its end."""
         read = Tops.of(self.home, job_id).read
-        return await self._in(self._quick, read, path, offset, min(max_bytes, LARGEST_READ_BYTES))
+        return await self._in(self._shared, read, path, offset, min(max_bytes, LARGEST_READ_BYTES))
 
     # Packages
 
@@ -221,7 +224,7 @@ class Archive:
     async def remove_job(self, job_id: str) -> None:
         """Remove all that is kept of a job; nothing happens when there is nothing."""
         await self._in(self._slow, remove_tree, JobFolder(self.home, job_id).root)
-        await self._in(self._slow, Tops.of(self.home, job_id).remove_shared)
+        await self._in(self._shared, Tops.of(self.home, job_id).remove_shared)
 
     async def remove_packages(self, keep: set[str]) -> None:
         """Remove every package whose digest is not in ``keep`` and that nobody has put or asked for lately, and what has

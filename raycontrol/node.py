@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,9 @@ SWEEP_S = 10.0
 RELEASE_S = 8.0
 """How long ``release`` waits for the end of what cannot be ended at once: less than its caller waits for the answer."""
 LOOK_S = 0.05
+PROBE_S = 10.0
+"""A file server that has not answered for so long is taken to be dead: less than ``sharing.PROVE_S``."""
+PROBES_AT_ONCE = 4
 MOST_REMEMBERED = 10_000
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
@@ -70,6 +74,7 @@ class Node:
         *,
         sweep_s: float = SWEEP_S,
         release_s: float = RELEASE_S,
+        probe_s: float = PROBE_S,
     ) -> None:
         self._scratch = Path(scratch)
         self._jobs = self._scratch / "jobs"
@@ -83,6 +88,8 @@ class Node:
         self._ports = _read_ledger(self._ledger)
         self._sweep_s = sweep_s
         self._release_s = release_s
+        self._probe_s = probe_s
+        self._probes = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
         self._environment = environment
         remove_tree(self._scratch / "execs")
         mark = f"exec:{self._scratch.name}"
@@ -124,8 +131,14 @@ class Node:
         return str(target)
 
     async def probe_shared(self, act: str, folder: str, name: str, text: str) -> Probed:
-        """``sharedprobe.probe`` here, in a thread: a dead file server would hold it up."""
-        return await asyncio.to_thread(probe, act, folder, name, text)
+        """``sharedprobe.probe`` here, in threads of their own: a dead file server keeps those that it holds up for ever."""
+        probing = asyncio.get_running_loop().run_in_executor(self._probes, probe, act, folder, name, text)
+        try:
+            return await asyncio.wait_for(probing, self._probe_s)
+        except asyncio.TimeoutError:
+            return Probed(
+                os.geteuid(), fault=f"no answer within {self._probe_s:g} s, as of a dead file server"
+            )
 
     async def lease_port(self, attempt_id: str, purpose: str) -> int:
         """Return a port that no other attempt is given; the same one for the same attempt and purpose."""

@@ -214,6 +214,26 @@ def test_a_poll_that_nobody_answers_ends_in_time_and_uses_no_cpu(archive: Archiv
     asyncio.run(story())
 
 
+def test_reading_outputs_takes_no_thread_from_logs_and_packages(archive: Archive) -> None:
+    over = threading.Event()
+    left = archive.home / "jobs/job/outputs/worker-0/model"
+    left.parent.mkdir(parents=True)
+    left.write_text("weights")
+
+    async def story() -> None:
+        (found,) = await asyncio.wait_for(archive.outputs("job"), 10)
+        reading = archive.read_output("job", found.path, 0, 100)
+        assert await asyncio.wait_for(reading, 10) == b"weights"
+
+    for pool in (archive._quick, archive._slow):
+        for _ in range(pool._max_workers):
+            pool.submit(over.wait)
+    try:
+        asyncio.run(story())
+    finally:
+        over.set()
+
+
 def test_every_byte_reaches_a_follower_of_many_writers(archive: Archive) -> None:
     async def write(instance: str) -> None:
         offset = 0

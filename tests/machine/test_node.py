@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,9 @@ import pytest
 
 from raycontrol import process
 from raycontrol.disk import HIDDEN, TEMP_LINK, short_folder
-from raycontrol.node import AlreadyReleased, Node, NotReleased
+from raycontrol.node import PROBES_AT_ONCE, AlreadyReleased, Node, NotReleased
 from raycontrol.packages import KEPT_TREES, pack
+from raycontrol.sharedprobe import PROBES
 from tests.machine.process_trees import Trees, alive, parent, play, trees, until
 from tests.node_facts import plain_facts
 
@@ -229,6 +231,37 @@ def test_a_folder_that_a_dying_instance_makes_once_more_goes_at_the_next_pass(
         cleaning = asyncio.ensure_future(node.keep_clean())
         await until(lambda: names(scratch / "jobs") == {"other"}, what="the leftovers are removed")
         cleaning.cancel()
+
+    play(story())
+
+
+# The shared folder
+
+
+def test_a_dead_file_server_holds_up_nothing_but_the_probes(
+    scratch: Path, shelf: Shelf, tmp_path: Path
+) -> None:
+    (tmp_path / PROBES).mkdir()
+    dead = tmp_path / PROBES / "dead"
+    os.mkfifo(dead)  # as a dead server does, it lets who opens it wait
+
+    async def meet_it() -> Node:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        node = Node(str(scratch), shelf.read, plain_facts, probe_s=0.05)
+        for name in ["dead"] * PROBES_AT_ONCE + ["other"]:
+            probed = await node.probe_shared("find", str(tmp_path), name, "")
+            assert probed.fault == "no answer within 0.05 s, as of a dead file server"
+        assert Path(await node.code_dir("job", None)).is_dir()
+        return node
+
+    async def story() -> None:
+        try:
+            node = await asyncio.wait_for(meet_it(), 20)
+        finally:
+            os.close(os.open(dead, os.O_RDWR))  # it is back
+        deadline = time.monotonic() + 20
+        while (await node.probe_shared("leave", str(tmp_path), "other", "text")).text != "text":
+            assert time.monotonic() < deadline
 
     play(story())
 
