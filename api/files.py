@@ -63,9 +63,8 @@ def log_members(home: Path, job_id: str) -> Iterator[Packed]:
 
 def output_members(home: Path, job_id: str) -> Iterator[Packed]:
     """Yield all outputs, as ``<instance>/<path>``, those in a folder that the nodes share included."""
-    for top, folder in Tops.of(home, job_id).pairs():
-        for path in files_beneath(top, folder):
-            yield Packed(top, path, str(path.relative_to(folder)))
+    for kept in Tops.of(home, job_id).kept():
+        yield Packed(kept.top, kept.path, kept.file.path)
 
 
 async def tar(members: Iterator[Packed], in_thread: InThread) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from raycontrol.arrayspec import indices_of
 from raycontrol.errors import JobNotFound, SpecError, StoreError, UsageError
 from raycontrol.job import EMBEDDED, Job, info
-from raycontrol.logs import JobFolder
+from raycontrol.logs import OutputFolders
 from raycontrol.status import JobInfo, JobState, MemberInfo
 from raycontrol.store import JobRow, Store
 
@@ -68,7 +68,7 @@ def info_of(job: Job, home: Path, *, network: bool = False) -> JobInfo:
 
     ``network``: see ``job.info``; it takes making the job's plan.
     """
-    outputs = JobFolder(home, job.id).root / "outputs"
+    outputs = OutputFolders(home, job.id).root
     kept = str(outputs) if outputs.is_dir() else _shared_outputs(job)
     return info(job, outputs=kept, network=network)
 
@@ -78,7 +78,11 @@ def _shared_outputs(job: Job) -> str | None:
     server may be dead.
     """
     facts = (item.facts for item in job.instances)
-    found = (str(Path(fact.output_dir).parent) for fact in facts if fact is not None and fact.shared_outputs)
+    found = (
+        str(OutputFolders.root_of(fact.output_dir))
+        for fact in facts
+        if fact is not None and fact.shared_outputs
+    )
     return next(found, None)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from raycontrol.events import Report
 from raycontrol.gate import Outcome
 from raycontrol.hardware import NodeFacts
+from raycontrol.logs import OutputFolders
 from raycontrol.shellenv import ShellEnv
 from raycontrol.spec import Mode
 
@@ -49,7 +50,7 @@ class Identity:
 
     @property
     def outputs(self) -> Path:
-        return Path(self.scratch) / "jobs" / self.job_id / "outputs" / self.instance
+        return OutputFolders(self.scratch, self.job_id).of(self.instance)
 
 
 class Links(Protocol):

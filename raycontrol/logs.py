@@ -9,6 +9,8 @@ text as they come, ``tail`` shows the end of a file. The layout, below ``RAYCONT
     jobs/<job>/incoming/<instance>/…              outputs on their way
     packages/<sha256>.tar
     packages/incoming/<sha256>.part               packages on their way
+
+Outputs lie in the same way on a node, and in a folder that all nodes share.
 """
 
 from __future__ import annotations
@@ -33,11 +35,31 @@ LONGEST_NAME_BYTES = 200
 """A file name may have 255 bytes; ours get suffixes."""
 
 
+class OutputFolders:
+    """The folders of a job's outputs, one for each instance, below ``place``: ``RAYCONTROL_HOME``, a folder that all nodes share, or a
+    node's own. Names are checked, as in ``JobFolder``. ``top`` is what is trusted above them, ``job`` all that is the job's.
+    """
+
+    def __init__(self, place: str | os.PathLike[str], job_id: str) -> None:
+        self.top = jobs_folder(place)
+        self.job = self.top / checked_name("job", job_id)
+        self.root = self.job / "outputs"
+
+    def of(self, instance: str) -> Path:
+        return self.root / checked_name("instance", instance)
+
+    @staticmethod
+    def root_of(output_dir: str) -> Path:
+        """Return the folder of all instances' outputs, by that of one."""
+        return Path(output_dir).parent
+
+
 class JobFolder:
     """The folder of one job. Names are checked, so that no path made here leads out of it (``UsageError``)."""
 
     def __init__(self, home: str | os.PathLike[str], job_id: str) -> None:
         self.root = jobs_folder(home) / checked_name("job", job_id)
+        self._outputs = OutputFolders(home, job_id)
 
     def logs(self, attempt: int) -> Path:
         return self.root / "logs" / checked_attempt(attempt)
@@ -95,7 +117,7 @@ class JobFolder:
         return {name: data for name, data in news.items() if data}
 
     def outputs(self, instance: str) -> Path:
-        return self.root / "outputs" / checked_name("instance", instance)
+        return self._outputs.of(instance)
 
     def output(self, instance: str, relpath: str) -> Path:
         """Where the output file ``relpath`` lies; absolute paths and ``..`` are refused."""

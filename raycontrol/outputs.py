@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -12,7 +13,7 @@ from typing import IO
 from raycontrol.beneath import file_beneath, files_beneath
 from raycontrol.disk import remove_tree
 from raycontrol.errors import RaycontrolError, UsageError
-from raycontrol.logs import checked_name, jobs_folder
+from raycontrol.logs import OutputFolders
 from raycontrol.settings import Settings
 
 PIECE_BYTES = 4 << 20
@@ -52,12 +53,24 @@ class Fetched:
     size: int
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A file, and where it lies beneath ``top``."""
+
+    top: Path
+    path: Path
+    file: OutputFile
+
+
 class Tops:
-    """Where the outputs of a job lie: below the archive's folder and, where nodes share one, in that, too."""
+    """Where the outputs of a job lie: below the archive's folder and, where nodes share one, in that, too.
+
+    Of one attempt outputs may be in the one, of the next in the other: of two files of one name the newer counts.
+    """
 
     def __init__(self, home: str | os.PathLike[str], shared_dir: str | None, job_id: str) -> None:
-        self._name = checked_name("job", job_id)
-        self._tops = [jobs_folder(home), *([Path(shared_dir) / "jobs"] if shared_dir else [])]
+        self._archived = OutputFolders(home, job_id)
+        self._shared = OutputFolders(shared_dir, job_id) if shared_dir else None
 
     @classmethod
     def of(cls, home: str | os.PathLike[str], job_id: str) -> Tops:
@@ -70,35 +83,48 @@ class Tops:
 
     def files(self) -> list[OutputFile]:
         """Return all files, by instance and path. Links are left out: they could lead to what is not the job's."""
-        found = {}
-        for top, folder in reversed(self.pairs()):
-            for path in files_beneath(top, folder):
-                opened = file_beneath(top, path)
-                if opened is not None:
-                    with opened:
-                        state = os.fstat(opened.fileno())
-                    name = str(path.relative_to(folder))
-                    found[name] = OutputFile(name, state.st_size, state.st_mode & 0o777, state.st_mtime_ns)
+        return [kept.file for kept in self.kept()]
+
+    def kept(self) -> list[Kept]:
+        """As ``files``, with where each lies."""
+        found: dict[str, Kept] = {}
+        for kept in (kept for place in self._places for kept in _kept_in(place)):
+            other = found.get(kept.file.path)
+            if other is None or kept.file.mtime_ns > other.file.mtime_ns:
+                found[kept.file.path] = kept
         return [found[name] for name in sorted(found)]
 
     def read(self, path: str, offset: int, max_bytes: int) -> bytes:
         """Return up to ``max_bytes`` of a file from ``offset``; nothing at its end, and where there is none."""
         parts = inside(path)
-        for top, folder in self.pairs():
-            opened = file_beneath(top, folder.joinpath(*parts))
-            if opened is not None:
-                with opened:
-                    return os.pread(opened.fileno(), max_bytes, offset)
-        return b""
+        with ExitStack() as until_read:
+            found: list[IO[bytes]] = []
+            for place in self._places:
+                opened = file_beneath(place.top, place.root.joinpath(*parts))
+                if opened is not None:
+                    found.append(until_read.enter_context(opened))
+            newest = max(found, key=lambda file: os.fstat(file.fileno()).st_mtime_ns, default=None)
+            return b"" if newest is None else os.pread(newest.fileno(), max_bytes, offset)
 
     def remove_shared(self) -> None:
         """Remove what the job has left in the shared folder; what is in the archive goes with its folder there."""
-        for top in self._tops[1:]:
-            remove_tree(top / self._name)
+        if self._shared is not None:
+            remove_tree(self._shared.job)
 
-    def pairs(self) -> list[tuple[Path, Path]]:
-        """Return each folder of the job's outputs, with what is trusted above it."""
-        return [(top, top / self._name / "outputs") for top in self._tops]
+    @property
+    def _places(self) -> list[OutputFolders]:
+        return [self._archived] if self._shared is None else [self._archived, self._shared]
+
+
+def _kept_in(place: OutputFolders) -> Iterator[Kept]:
+    for path in files_beneath(place.top, place.root):
+        opened = file_beneath(place.top, path)
+        if opened is not None:
+            with opened:
+                state = os.fstat(opened.fileno())
+            name = str(path.relative_to(place.root))
+            file = OutputFile(name, state.st_size, state.st_mode & 0o777, state.st_mtime_ns)
+            yield Kept(place.top, path, file)
 
 
 def inside(path: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from raycontrol import nodeenv, nodefacts
 from raycontrol.disk import TEMP_LINK, short_folder
 from raycontrol.hardware import essentials
 from raycontrol.links import Identity, Links
+from raycontrol.logs import OutputFolders
 from raycontrol.plan import Facts
 from raycontrol.sharedprobe import make_folder
 from raycontrol.shellenv import ShellEnv, merged
@@ -43,7 +44,7 @@ class Preparation:
         """Return where the instance's outputs go."""
         if self.shared_dir is None:
             return me.outputs
-        return Path(self.shared_dir) / "jobs" / me.job_id / "outputs" / me.instance
+        return OutputFolders(self.shared_dir, me.job_id).of(me.instance)
 
 
 def with_outputs(me: Identity, order: Preparation) -> Preparation:

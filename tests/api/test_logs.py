@@ -9,6 +9,7 @@ import os
 import tarfile
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from raycontrol.api.files import Packed, log_members, output_members, tar
 from raycontrol.api.logevents import MOST_LOGS, PORTION_BYTES, LogsCutter
 from raycontrol.api.sse import LINE_BYTES, LineCutter
-from raycontrol.logs import JobFolder
+from raycontrol.logs import JobFolder, OutputFolders
 from raycontrol.status import JobState, Reason
 from tests.api.fakes import Api, adas_job, events_in, lost, until, write_log
 from tests.fake_client import instance
@@ -457,6 +458,23 @@ def test_outputs_come_as_one_archive_whatever_their_names(api: Api) -> None:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         found = {member.name for member in archive.getmembers()}
     assert found == {f"worker-0/{name}" for name in names} | {os.fsdecode(b"worker-0/latin-\xe9")}
+
+
+def test_of_outputs_of_one_name_the_newer_is_downloaded_as_everywhere(api: Api, tmp_path: Path) -> None:
+    ended(api)
+    shared = tmp_path / "shared"
+    (api.home / "settings.yaml").write_text(f"shared_dir: {shared}\n")
+    for place, at in ((api.home, 1), (shared, 2)):
+        model = OutputFolders(place, "digits-ab12cd").of("worker-0") / "model"
+        model.parent.mkdir(parents=True)
+        model.write_text(f"of {at}")
+        os.utime(model, (at, at))
+    content = api.get("/api/v1/jobs/digits-ab12cd/outputs.tar").content
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        (member,) = archive.getmembers()
+        file = archive.extractfile(member)
+        assert file is not None
+        assert (member.name, file.read()) == ("worker-0/model", b"of 2")
 
 
 def test_a_job_without_outputs_has_an_empty_archive(api: Api) -> None:

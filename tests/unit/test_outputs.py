@@ -15,10 +15,12 @@ from raycontrol.outputs import Fetched, OutputFile, OutputsError, Piece, Tops, f
 ODD = "a 'b' \"c\"\nd é"
 
 
-def left(top: Path, path: str, data: bytes) -> None:
+def left(top: Path, path: str, data: bytes, at: float | None = None) -> None:
     file = top / "jobs" / "digits-1" / "outputs" / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
+    if at is not None:
+        os.utime(file, (at, at))
 
 
 def fetched(tops: Tops, folder: Path, piece_bytes: int = 4) -> Fetched:
@@ -52,14 +54,24 @@ def test_links_are_left_out(tmp_path: Path) -> None:
     assert tops.read("worker-0/link", 0, 10) == b""
 
 
-def test_those_of_a_shared_folder_are_among_them_and_the_archives_come_first(tmp_path: Path) -> None:
+def test_those_of_a_shared_folder_are_among_them_and_of_two_of_one_name_the_newer_counts(tmp_path: Path) -> None:
     home, shared = tmp_path / "home", tmp_path / "shared"
-    left(home, "master-0/both", b"archive")
-    left(shared, "master-0/both", b"shared")
+    for path, archived_at, shared_at in (("master-0/old", 1, 2), ("master-0/new", 2, 1), ("master-0/same", 1, 1)):
+        left(home, path, b"archive", archived_at)
+        left(shared, path, b"shared", shared_at)
     left(shared, "worker-0/model", b"01")
     tops = Tops(home, str(shared), "digits-1")
-    assert [(file.path, file.size) for file in tops.files()] == [("master-0/both", 7), ("worker-0/model", 2)]
-    assert tops.read("master-0/both", 0, 10) == b"archive"
+    both = {"master-0/old": b"shared", "master-0/new": b"archive", "master-0/same": b"archive"}
+    assert [(file.path, file.size) for file in tops.files()] == [
+        ("master-0/new", 7),
+        ("master-0/old", 6),
+        ("master-0/same", 7),
+        ("worker-0/model", 2),
+    ]
+    assert {path: tops.read(path, 0, 10) for path in both} == both
+    tops.remove_shared()
+    assert list((shared / "jobs").iterdir()) == []
+    assert {file.path for file in tops.files()} == set(both)
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../x", "/etc/passwd", "a//b", "", "a\0b", "."])
