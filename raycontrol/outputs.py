@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -167,27 +167,45 @@ def _reader(data: IO[bytes]) -> Callable[[str, int], bytes]:
 def lay_down(pieces: Iterable[Piece], folder: Path) -> Fetched:
     """Write files below ``folder``, each whole or not at all; a file of the same name is replaced. Raises OutputsError."""
     files, size = 0, 0
-    growing: IO[bytes] | None = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for piece in pieces:
-            path = folder.joinpath(*inside(piece.file.path))
-            partial = path.parent / PARTIAL
-            if piece.offset == 0:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.unlink(missing_ok=True)
-                growing = partial.open("xb")
-            assert growing is not None, "pieces of a file begin at its beginning"
-            growing.write(piece.data)
-            if piece.offset + len(piece.data) >= piece.file.size:
-                growing.close()
-                partial.chmod(piece.file.mode | 0o600)
-                os.utime(partial, ns=(piece.file.mtime_ns, piece.file.mtime_ns))
-                partial.replace(path)
-                files, size = files + 1, size + piece.file.size
+        with ExitStack() as until_whole:
+            folder.mkdir(parents=True, exist_ok=True)
+            for piece in pieces:
+                if piece.offset == 0:
+                    until_whole.close()  # of the one before nothing more comes
+                    growing = Growing(piece.file, folder)
+                    until_whole.callback(growing.drop)
+                if growing.add(piece):
+                    files, size = files + 1, size + piece.file.size
     except OSError as error:
         raise OutputsError(f"outputs cannot be written to {folder}: {error}") from error
-    finally:
-        if growing is not None:
-            growing.close()
     return Fetched(str(folder), files, size)
+
+
+class Growing:
+    """A file below ``folder`` that is not whole yet. ``drop`` leaves nothing of it, unless it has become whole."""
+
+    def __init__(self, file: OutputFile, folder: Path) -> None:
+        self._file = file
+        self._path = folder.joinpath(*inside(file.path))
+        self._partial = self._path.parent / PARTIAL
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._partial.unlink(missing_ok=True)
+        self._opened = self._partial.open("xb")
+
+    def add(self, piece: Piece) -> bool:
+        """Write a piece; return whether the file is whole now, and in its place."""
+        self._opened.write(piece.data)
+        if piece.offset + len(piece.data) < self._file.size:
+            return False
+        self._opened.close()
+        self._partial.chmod(self._file.mode | 0o600)
+        os.utime(self._partial, ns=(self._file.mtime_ns, self._file.mtime_ns))
+        self._partial.replace(self._path)
+        return True
+
+    def drop(self) -> None:
+        with suppress(OSError):  # what went wrong before says more
+            self._partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._opened.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def left(top: Path, path: str, data: bytes, at: float | None = None) -> None:
 
 def fetched(tops: Tops, folder: Path, piece_bytes: int = 4) -> Fetched:
     return lay_down(pieces(tops.files(), lambda path, at: tops.read(path, at, piece_bytes)), folder)
+
+
+def still_open(folder: Path) -> list[str]:
+    """What this process has open below a folder."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one of this listing
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(str(folder))]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -54,9 +64,15 @@ def test_links_are_left_out(tmp_path: Path) -> None:
     assert tops.read("worker-0/link", 0, 10) == b""
 
 
-def test_those_of_a_shared_folder_are_among_them_and_of_two_of_one_name_the_newer_counts(tmp_path: Path) -> None:
+def test_those_of_a_shared_folder_are_among_them_and_of_two_of_one_name_the_newer_counts(
+    tmp_path: Path,
+) -> None:
     home, shared = tmp_path / "home", tmp_path / "shared"
-    for path, archived_at, shared_at in (("master-0/old", 1, 2), ("master-0/new", 2, 1), ("master-0/same", 1, 1)):
+    for path, archived_at, shared_at in (
+        ("master-0/old", 1, 2),
+        ("master-0/new", 2, 1),
+        ("master-0/same", 1, 1),
+    ):
         left(home, path, b"archive", archived_at)
         left(shared, path, b"shared", shared_at)
     left(shared, "worker-0/model", b"01")
@@ -92,7 +108,23 @@ def test_a_file_that_breaks_off_is_not_there_and_an_old_one_stays(tmp_path: Path
 
     with pytest.raises(OutputsError, match="it broke off"):
         lay_down(broken(), tmp_path)  # type: ignore[arg-type]
-    assert (tmp_path / "worker-0" / "model").read_text() == "old"
+    assert contents(tmp_path) == {"worker-0/model": b"old"}
+    assert still_open(tmp_path) == []
+
+
+def test_of_files_that_shrink_or_vanish_while_they_are_fetched_nothing_is_left(tmp_path: Path) -> None:
+    for path in ("master-0/vanishes", "worker-0/shrinks", "worker-1/stays", "worker-2/shrinks"):
+        left(tmp_path, path, b"0123456789")
+    tops = Tops(tmp_path, None, "digits-1")
+    listed = tops.files()
+    (tmp_path / "jobs/digits-1/outputs/master-0/vanishes").unlink()
+    left(tmp_path, "worker-0/shrinks", b"01234")
+    left(tmp_path, "worker-2/shrinks", b"01234")
+    target = tmp_path / "here"
+    fetched = lay_down(pieces(listed, lambda path, at: tops.read(path, at, 4)), target)
+    assert fetched == Fetched(str(target), 1, 10)
+    assert contents(target) == {"worker-1/stays": b"0123456789"}
+    assert still_open(target) == []
 
 
 def test_a_tar_archive_is_taken_apart_as_it_comes(tmp_path: Path) -> None:
