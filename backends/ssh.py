@@ -190,6 +190,7 @@ elif [ -z "$port" ]; then
   exec "$real" "$@"
 fi
 [ -z "$RAYCONTROL_SEND" ] || set -- -o SendEnv="$RAYCONTROL_SEND" "$@"
+[ -z "$RAYCONTROL_INSIDE" ] || set -- -o SendEnv=RAYCONTROL_INSIDE "$@"
 [ "$port" = several ] || set -- -o Port="$port" "$@"
 exec "$real" -F "$private/ssh/config" -o StrictHostKeyChecking=yes \\
   -o {shlex.quote("IdentityFile=" + _quoted(own.private_dir, "ssh/login_key"))} \\

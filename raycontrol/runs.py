@@ -24,6 +24,7 @@ from raycontrol.logs import tail
 from raycontrol.plan import ASKED, Cause, Mount, PlannedRun, shell_argv
 from raycontrol.reporter import Reporter, storable
 from raycontrol.shipping import Shipper
+from raycontrol.standin import INSIDE
 from raycontrol.terminals import NoShell
 from raycontrol.transports import TransportReader
 from raycontrol.usage import Sampler
@@ -143,7 +144,7 @@ class Runs:
             process.Run(
                 name=f"shell-{number}",
                 argv=("bash", "-i"),
-                env={**self.environment, "TERM": term},
+                env={**self.environment, INSIDE: "shell", "TERM": term},
                 cwd=self._start_cwd or self.cwd(None),
                 folder=str(folder),
                 mark=self._identity.attempt_id,
@@ -161,7 +162,8 @@ class Runs:
             raise PlaceFailed(
                 "the job is ending here" if self._stopping else "the job has not got so far here"
             )
-        return Surroundings(self.environment, self._start_cwd or self.cwd(None), mounts=self.mounts)
+        environment = {**self.environment, INSIDE: "exec"}
+        return Surroundings(environment, self._start_cwd or self.cwd(None), mounts=self.mounts)
 
     def cwd(self, cwd: str | None) -> str:
         """Return where a run starts whose plan says ``cwd``."""

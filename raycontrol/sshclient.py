@@ -25,6 +25,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import asyncssh
 
+from raycontrol.standin import INSIDE
+
 T = TypeVar("T")
 FAILED = 255
 STEP_BYTES = 256 * 1024
@@ -205,7 +207,7 @@ async def _connect(private: Path, call: Call, host: Host) -> asyncssh.SSHClientC
 async def _carry(connection: asyncssh.SSHClientConnection, call: Call) -> int:
     """Carry the three streams; the command is over when both outputs have ended and the channel is closed."""
     stdin, stdout, stderr = await connection.open_session(
-        call.command, env=call.environment, send_env=None, encoding=None, request_pty=False
+        call.command, env=call.environment, send_env=(INSIDE,), encoding=None, request_pty=False
     )
     channel = cast("asyncssh.SSHClientChannel[bytes]", stdin.channel)
     feeding = asyncio.ensure_future(_feed(stdin, os.devnull if call.no_input else None))

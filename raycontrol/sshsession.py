@@ -25,6 +25,7 @@ from asyncssh.stream import SSHServerStreamSession
 from raycontrol.process import Exit, Process
 from raycontrol.specfaults import is_secret_name
 from raycontrol.sshpipes import STEP_BYTES, Inlet, Outlet, open_pipes
+from raycontrol.standin import INSIDE
 
 WORLD = "RAYCONTROL_WORLD"
 LATE_EXIT_S = 0.05
@@ -326,11 +327,14 @@ def program_name(command: str) -> str:
 
 
 def _accepted(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a client may set: beside the locale, secrets, which must not be on a command line. All else is the instance's own."""
+    """What a client may set: beside what it belongs to and the locale, secrets, which must not be on a command line.
+
+    All else is the instance's own.
+    """
     return {
         name: value
         for name, value in environment.items()
-        if name in (WORLD, "LANG") or name.startswith("LC_") or is_secret_name(name)
+        if name in (WORLD, INSIDE, "LANG") or name.startswith("LC_") or is_secret_name(name)
     }
 
 

@@ -36,6 +36,8 @@ else:
 
 AGENT = "rsh-agent"
 WORLD = "RAYCONTROL_WORLD"
+INSIDE = "RAYCONTROL_INSIDE"
+"""Whoever has it was begun by ``exec`` or ``shell`` (its value says by which), not by the start command."""
 UNKNOWN = "unknown"
 """The world of a launcher that was reached around the stand-ins."""
 BROKEN = "broken"
@@ -156,6 +158,11 @@ def by_a_launcher(call: Call) -> Answer | None:
     return Execute(*of_world(call, call.environ[WORLD])) if WORLD in call.environ else None
 
 
+def beside_the_start_command(call: Call) -> Answer | None:
+    """Somebody at a shell, or an ``exec``: a world of its own, which meets nobody and of whose end the job hears nothing."""
+    return Execute(*of_world(call, None)) if INSIDE in call.environ else None
+
+
 def on_an_instance_that_only_serves(call: Call) -> Answer | None:
     """It takes no part in calls; the agent sees to it that nothing starts from there."""
     serves = (
@@ -169,7 +176,10 @@ def collective(call: Call) -> Answer | None:
     return Meet(call)
 
 
-RULES = (missing, question, inside_a_world, by_a_launcher, on_an_instance_that_only_serves, collective)
+RULES = (
+    *(missing, question, inside_a_world, by_a_launcher, beside_the_start_command),
+    *(on_an_instance_that_only_serves, collective),
+)
 
 
 def asks(name: str, args: Sequence[str]) -> bool:
@@ -207,10 +217,10 @@ def as_called(call: Call) -> Program:
     return real, [real if by_path else call.name, *call.args], call.environ
 
 
-def of_world(call: Call, number: str) -> Program:
-    """The real program as the launcher of our world of that number."""
-    program, argv, environ = as_called(call)
-    environ = {**environ, WORLD: number}
+def of_world(call: Call, number: str | None) -> Program:
+    """The real program as the launcher of our world of that number; None: of one that is not the job's."""
+    program, argv, called_with = as_called(call)
+    environ = dict(called_with) if number is None else {**called_with, WORLD: number}
     if call.name != HOROVODRUN:
         return program, argv, environ
     supplied = read_environment(call.private)
@@ -383,8 +393,12 @@ def listed(names: Sequence[str]) -> str:
 def agent(private: str, args: Sequence[str], environ: Environment, settings: Mapping[str, Any]) -> NoReturn:
     """Run our ssh, telling the other end of which world the command is; end with it, and it with us.
 
-    What becomes of the connection is put down, because mpirun itself may take its loss for a success.
+    What becomes of the connection is put down, because mpirun itself may take its loss for a success. A world that is not
+    the job's (``INSIDE``) has no number, and its losses are nobody's.
     """
+    ssh = os.path.join(private, "bin", "ssh")
+    if INSIDE in environ and WORLD not in environ:
+        end_as(run(ssh, [ssh, *args], environ))
     instance = settings["instance"]
     world = environ.get(WORLD, UNKNOWN if instance == settings["launcher"] else None)
     if world is None:
@@ -394,7 +408,6 @@ def agent(private: str, args: Sequence[str], environ: Environment, settings: Map
             "environment that comes first on PATH) and would start a second world: call plain `mpirun`, found on "
             "PATH, or set `run_on: launcher`",
         ).carry_out()
-    ssh = os.path.join(private, "bin", "ssh")
     status = run(ssh, [ssh, "-o", f"SetEnv={WORLD}={world}", *args], environ)
     if status != 0 and not passed_on:
         host = next((arg for arg in args if not arg.startswith("-")), "a host")

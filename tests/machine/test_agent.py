@@ -66,6 +66,16 @@ def test_it_is_our_ssh_and_tells_the_world(
     assert agent.broken() == []
 
 
+@pytest.mark.parametrize("instance", ["launcher-0", "worker-0"])
+def test_a_world_that_somebody_inside_began_has_no_number_and_its_losses_are_nobodys(
+    tmp_path: Path, instance: str
+) -> None:
+    agent = Agent(tmp_path, instance)
+    code, out, errors = agent.end("-x", "10.0.0.2", "prted", RAYCONTROL_INSIDE="exec", CODE="255")
+    assert (code, out, errors) == (255, "-x|10.0.0.2|prted|", "")
+    assert not (agent.private / standin.BROKEN).exists()
+
+
 def test_it_refuses_where_no_world_of_ours_runs(tmp_path: Path) -> None:
     code, out, errors = Agent(tmp_path, "worker-0").end("10.0.0.2", "prted")
     assert (code, out) == (1, "")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from raycontrol.backends import leases, make_plan
+from raycontrol.execution import Command
 from raycontrol.plan import Brief, Orders, Plan, SshAnswers, orders
 from raycontrol.process import marked
 from raycontrol.spec import JobSpec, Mode, RunOn, members
@@ -202,6 +203,38 @@ def test_scp_both_ways(tmp_path: Path) -> None:
             await job.started("echo there > a; scp -q a worker-0:b && scp -q worker-0:b c && cat c")
             assert await job.output() == "there\n"
             assert (job.worker.code / "b").read_text() == "there\n"
+
+    play(story())
+
+
+# What somebody inside the job runs.
+
+
+async def inside(gang: Gang, command: str) -> str:
+    """Run a command by ``exec`` in an instance; return what it wrote."""
+    execs = gang.instance.execs
+    await execs.start(command, gang.name, Command(command))
+    data = b""
+    while (chunk := await execs.read(command, len(data), 10)).over is None:
+        data += chunk.data
+    return (data + chunk.data).decode()
+
+
+def test_launchers_of_exec_meet_nobody_and_break_no_world_of_the_job(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with open_job(tmp_path) as job:
+            broken = "[ -n \"$RAYCONTROL_WORLD\" ] || raycontrol-rsh $1 'kill -9 $$' 2> /dev/null"
+            path = mpi(tmp_path, f'echo "$RAYCONTROL_INSTANCE -$RAYCONTROL_WORLD- $*"; {broken}')
+            command = "while [ ! -e $FLAGS/go ]; do sleep 0.05; done; mpirun worker-0"
+            await job.started(command, run_on=RunOn.EVERY_INSTANCE, env={"PATH": path})
+            for gang, other in ((job.launcher, "worker-0"), (job.worker, "launcher-0")):
+                assert await inside(gang, f"mpirun {other}") == f"{gang.name} -- {other}\n"
+            assert await inside(job.launcher, "ssh worker-0 mpirun launcher-0") == "worker-0 -- launcher-0\n"
+            assert [gang.told(kind) for gang in job.both for kind in ("WorldBroken", "WorldFailed")] == [
+                []
+            ] * 4
+            (job.flags / "go").touch()
+            assert await job.output() == "launcher-0 -0- worker-0\n"
 
     play(story())
 

@@ -110,6 +110,11 @@ def test_the_world_is_passed(site: Site):
     assert ran.stdout == b"4\n"
 
 
+def test_that_somebody_inside_began_it_is_passed(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAYCONTROL_INSIDE", "shell")
+    assert ssh(site, IP, "echo $RAYCONTROL_INSIDE").stdout == b"shell\n"
+
+
 def test_30_mb_pass_both_ways_unchanged(site: Site):
     data = os.urandom(1_000_003) * 30
     ran = ssh(site, IP, "tee /dev/stderr", input=data)

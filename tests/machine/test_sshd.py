@@ -267,14 +267,19 @@ def test_a_clients_signals_reach_the_command(site: Site):
     asyncio.run(story())
 
 
-def test_a_client_sets_the_world_and_the_language_and_nothing_else(site: Site):
+def test_a_client_sets_what_it_belongs_to_and_the_language_and_nothing_else(site: Site):
     ran = site.ssh(
         "-o",
-        "SetEnv=RAYCONTROL_WORLD=3 LC_ALL=C LANG=de_DE.UTF-8 LD_PRELOAD=/x INDEX=7",
+        "SetEnv=RAYCONTROL_WORLD=3 RAYCONTROL_INSIDE=exec LC_ALL=C LANG=de_DE.UTF-8 LD_PRELOAD=/x INDEX=7",
         "echo $RAYCONTROL_WORLD $LC_ALL $LANG -$INDEX-",
     )
     assert ran.stdout == b"3 C de_DE.UTF-8 --\n"
-    assert dict(site.seen[-1]) == {"RAYCONTROL_WORLD": "3", "LC_ALL": "C", "LANG": "de_DE.UTF-8"}
+    assert dict(site.seen[-1]) == {
+        "RAYCONTROL_WORLD": "3",
+        "RAYCONTROL_INSIDE": "exec",
+        "LC_ALL": "C",
+        "LANG": "de_DE.UTF-8",
+    }
 
 
 def test_a_hundred_commands_at_once(site: Site):

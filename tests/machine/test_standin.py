@@ -187,6 +187,19 @@ def test_the_rules_in_their_order(tmp_path: Path):
     assert isinstance(decide(every.call("mpirun", "x", RAYCONTROL_WORLD="2")), Execute)
 
 
+@pytest.mark.parametrize("run_on", ["every_instance", "launcher", "ranks"])
+@pytest.mark.parametrize("name", ["launcher-0", "worker-0"])
+def test_a_call_by_exec_or_in_a_shell_meets_nobody_and_its_world_is_not_the_jobs(
+    tmp_path: Path, run_on: str, name: str
+):
+    here = Instance(tmp_path, run_on, name)
+    mpirun(here, "true")
+    answer = decide(here.call("mpirun", "x", RAYCONTROL_INSIDE="shell"))
+    assert isinstance(answer, Execute)
+    assert (answer.program, answer.argv) == (str(here.mpi / "mpirun"), ["mpirun", "x"])
+    assert "RAYCONTROL_WORLD" not in answer.environ
+
+
 @pytest.mark.parametrize("run_on", ["launcher", "ranks"])
 def test_where_the_launcher_alone_runs_the_command_it_meets_itself_and_a_server_nobody(
     tmp_path: Path, run_on: str

@@ -60,9 +60,9 @@ def test_a_shell_has_a_terminal_of_that_size_the_jobs_environment_folder_and_mou
         mount = Mount(str(tmp_path / "data"), "/opt/ml-test/data")
         person = await at_a_shell(gang, "sleep 1000", mount)
         await person.type(
-            "stty size; tty; echo $TERM; pwd; cat /opt/ml-test/data/digits; export -p | grep -c ATTEMPT_ID\n"
+            "stty size; tty; echo $TERM $RAYCONTROL_INSIDE; pwd; cat /opt/ml-test/data/digits; export -p | grep -c ATTEMPT_ID\n"
         )
-        assert await person.sees(r"24 80\r\n/dev/pts/\d+\r\nxterm-256color\r\n")
+        assert await person.sees(r"24 80\r\n/dev/pts/\d+\r\nxterm-256color shell\r\n")
         assert await person.sees(re.escape(f"{gang.code}\r\n0123\r\n1\r\n"))
         await gang.instance.terminals.resize(person.number, 50, 132)
         await person.type("stty size\n")
