@@ -13,6 +13,7 @@ import os
 import pwd
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from raycontrol.disk import private_folder, remove_tree
 log = logging.getLogger(__name__)
 
 LIMIT_S = 5.0
+TROUBLE_KEPT_S = 60.0
+"""For so long a look that has failed is not repeated: it takes its time, and a busy node may do better later."""
 PATHS = ("PATH", "LD_LIBRARY_PATH")
 """Lists of folders: what the node has beside comes after."""
 PREFIX = "CUDA_"
@@ -55,23 +58,35 @@ def joined(*paths: str) -> str:
 class ShellEnvs:
     """Reads the shell environment of this process's user, once; and again when an rc file that bash knows has changed.
 
-    ``folder`` is for what lies there meanwhile, ``home`` where the user's rc files are.
+    ``folder`` is for what lies there meanwhile, ``home`` where the user's rc files are. What went wrong is told for
+    ``trouble_kept_s`` before it is tried anew.
     """
 
-    def __init__(self, folder: Path, home: str | None = None, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        home: str | None = None,
+        limit_s: float = LIMIT_S,
+        trouble_kept_s: float = TROUBLE_KEPT_S,
+    ) -> None:
         self._folder = folder
         self._home = home or pwd.getpwuid(os.geteuid()).pw_dir
         self._limit_s = limit_s
+        self._trouble_kept_s = trouble_kept_s
         self._state: object = None
+        self._failed_at: float | None = None
         self._reading: asyncio.Future[ShellEnv] | None = None
 
     async def get(self) -> ShellEnv:
         """Return it; who asks while it is being read gets what comes of that."""
         state = await asyncio.to_thread(_state_of, Path(self._home))
-        if self._reading is None or state != self._state:
-            self._state = state
+        if self._reading is None or state != self._state or self._may_do_better():
+            self._state, self._failed_at = state, None
             self._reading = asyncio.ensure_future(self._read())
         return await asyncio.shield(self._reading)
+
+    def _may_do_better(self) -> bool:
+        return self._failed_at is not None and time.monotonic() - self._failed_at >= self._trouble_kept_s
 
     async def _read(self) -> ShellEnv:
         try:
@@ -81,6 +96,7 @@ class ShellEnvs:
             found = ShellEnv(trouble=f"{type(error).__name__}: {error}")
         if found.trouble is not None:
             log.warning("the shell's environment is not known: %s", found.trouble)
+            self._failed_at = time.monotonic()
         return found
 
     async def _ask_shell(self) -> ShellEnv:

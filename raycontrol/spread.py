@@ -81,7 +81,7 @@ class Spread:
         self._answer_s = answer_s
         self._news: asyncio.Queue[News] = asyncio.Queue(PIECES)
         self._under_way: set[Place] = set()
-        self._stopping = False
+        self._stopped: str | None = None
         self._asking: set[asyncio.Future[None]] = set()
 
     async def news(self) -> AsyncGenerator[News, None]:
@@ -105,13 +105,13 @@ class Spread:
 
     def stop(self, why: str = INTERRUPTED) -> None:
         """Begin to end it everywhere (TERM, a short grace, KILL); what has not begun will not."""
-        self._stopping = True
+        self._stopped = self._stopped or why
         for place in self._under_way:
-            self._ask(self._way.stop(place, self._id, GRACE_S, why))
+            self._ask(self._way.stop(place, self._id, GRACE_S, self._stopped))
 
     async def _at(self, place: Place, turns: asyncio.Semaphore) -> None:
         async with turns:
-            if self._stopping:
+            if self._stopped is not None:
                 over = Over(place.name, STOPPED, why="it was not begun")
             else:
                 over = await self._carried_out(place)
@@ -132,7 +132,10 @@ class Spread:
     async def _followed(self, place: Place) -> Over:
         due = self._due()
         start = self._way.start(place, self._id, self._command)
-        await self._news.put(await self._in_time(start, START_S, due))
+        began = await self._in_time(start, START_S, due)
+        if self._stopped is not None:  # asked before it had begun, the place may have known nothing to stop
+            self._ask(self._way.stop(place, self._id, GRACE_S, self._stopped))
+        await self._news.put(began)
         offset = 0
         while True:
             read = self._way.read(place, self._id, offset, WAIT_S)

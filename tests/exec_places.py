@@ -17,18 +17,28 @@ from raycontrol.spread import Spread, SpreadExecution
 class LocalWay:
     """``spread.Way`` to places that live on in a thread of their own, whoever asks them and leaves.
 
-    ``silent`` ones never answer, ``broken`` ones say why not. ``begun`` tells where commands were to be started.
+    ``silent`` ones never answer, ``broken`` ones say why not, ``late`` ones begin only when they were asked to stop.
+    ``begun`` tells where commands were to be started.
     """
 
-    def __init__(self, folder: Path, silent: Sequence[str] = (), broken: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        silent: Sequence[str] = (),
+        broken: Sequence[str] = (),
+        late: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._silent = set(silent)
         self._broken = set(broken)
+        self._late = {name: asyncio.Event() for name in late}
         self._execs: dict[str, Execs] = {}
         self.begun: list[str] = []
 
     async def start(self, place: Place, exec_id: str, command: Command) -> Began:
         self.begun.append(place.name)
+        if place.name in self._late:
+            await self._late[place.name].wait()
         return await self._there(place, lambda execs: execs.start(exec_id, place.name, command))
 
     async def read(self, place: Place, exec_id: str, offset: int, wait_s: float) -> Chunk:
@@ -39,6 +49,8 @@ class LocalWay:
 
     async def stop(self, place: Place, exec_id: str, grace_s: float, why: str) -> None:
         await self._there(place, lambda execs: execs.stop(exec_id, grace_s, why))
+        if place.name in self._late:
+            self._late[place.name].set()
 
     async def _there(self, place: Place, call: Any) -> Any:
         if place.name in self._silent:

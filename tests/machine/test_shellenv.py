@@ -91,6 +91,21 @@ def test_it_is_read_once_and_again_when_an_rc_file_has_changed(home: Path) -> No
     asyncio.run(work())
 
 
+def test_a_look_that_has_failed_is_repeated_after_a_while(home: Path) -> None:
+    async def work() -> None:
+        scratch = home.parent / "scratch"
+        scratch.write_text("no folder")  # as on a disk that takes nothing for a moment
+        (home / ".profile").write_text("export CUDA_HOME=/opt/cuda\n")
+        patient, soon = (ShellEnvs(scratch, str(home), 20, kept_s) for kept_s in (60, 0))
+        first = await patient.get()
+        assert first.trouble is not None and (await soon.get()).trouble is not None
+        scratch.unlink()
+        assert await patient.get() is first
+        assert (await soon.get()).variables["CUDA_HOME"] == "/opt/cuda"
+
+    asyncio.run(work())
+
+
 def test_folders_of_the_shell_come_before_those_of_the_node() -> None:
     shell = {"PATH": "/cuda/bin:/usr/bin", "LD_LIBRARY_PATH": "/cuda/lib", "CUDA_HOME": "/cuda"}
     node = {"PATH": "/venv/bin:/usr/bin::", "LD_LIBRARY_PATH": "/mpi/lib", "HOME": "/root"}

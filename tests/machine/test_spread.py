@@ -79,6 +79,18 @@ def test_a_stop_ends_it_everywhere_and_begins_nothing_more(way: LocalWay, tmp_pa
     wait_until(lambda: not process.marked(f"test-{tmp_path.name}", supervisors=True), what="all is gone")
 
 
+def test_a_stop_that_is_there_before_the_command_ends_it_all_the_same(tmp_path: Path) -> None:
+    way = LocalWay(tmp_path, late=["host-b"])
+    with execution(way, NAMES[:2], Command("echo began; sleep 1000")) as running:
+        news = []
+        for item in running:
+            news.append(item)
+            if isinstance(item, Wrote) and item.place == "host-a":
+                running.stop()
+    assert {over.why for over in ends(news).values()} == {"it was interrupted"}
+    assert [item.place for item in news if isinstance(item, Began)] == ["host-a", "host-b"]
+
+
 def test_who_leaves_in_the_middle_has_it_ended(way: LocalWay, tmp_path: Path) -> None:
     with execution(way, NAMES, Command("echo began; sleep 1000")) as running:
         next(item for item in running if isinstance(item, Wrote))
