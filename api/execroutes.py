@@ -82,7 +82,7 @@ async def _carried_out(
     hub = hub_of(request)
     with ExitStack() as held:
         held.enter_context(hub.execs.one())
-        execution = await hub.calls.change(lambda door: door.execute(target, command, parallel))
+        execution = SpreadExecution(await hub.calls.ask(lambda door: door.spread(target, command, parallel)))
         held.callback(execution.close)
         if target.job is None:
             visit_of(request).target = folded(execution.places)

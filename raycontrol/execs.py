@@ -39,6 +39,7 @@ REMEMBERED_S = 20.0
 """How long after its end was told it may be asked for once more: an answer may get lost."""
 MOST_AT_ONCE = 1000
 SUDO_S = 10.0
+SCRIPT_FILE = "script"
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
 
@@ -125,6 +126,22 @@ class Execs:
         if command.root:
             await self._refuse_without_sudo(folder, around)
         try:
+            running = await self._begun(place, command, around, folder)
+        except BaseException:
+            with suppress(OSError):  # the first error counts
+                (folder / SCRIPT_FILE).unlink(
+                    missing_ok=True
+                )  # which works without a descriptor to spare, too
+                remove_tree(folder)
+            raise
+        self._running[exec_id] = running
+        self._background.start(self._forget(exec_id, running, folder))
+        if command.timeout_s is not None:
+            running.end_after(command.timeout_s)
+        return Began(place, "root" if command.root else _user(), around.remark)
+
+    async def _begun(self, place: str, command: Command, around: Surroundings, folder: Path) -> _Running:
+        try:
             script = await asyncio.to_thread(_lay_down, folder, command)
         except OSError as error:
             raise PlaceFailed(f"{folder} cannot be written: {error.strerror}") from None
@@ -138,12 +155,7 @@ class Execs:
             mounts=around.mounts,
             through=self._sudo if command.root else (),
         )
-        running = await _begin(run, place, self._background, self._unasked_s)
-        self._running[exec_id] = running
-        self._background.start(self._forget(exec_id, running, folder))
-        if command.timeout_s is not None:
-            running.end_after(command.timeout_s)
-        return Began(place, "root" if command.root else _user(), around.remark)
+        return await _begin(run, place, self._background, self._unasked_s)
 
     async def _refuse_without_sudo(self, folder: Path, around: Surroundings) -> None:
         """Raise PlaceFailed, with what sudo says, where it does not let this user become root without being asked."""
@@ -316,7 +328,7 @@ def _lay_down(folder: Path, command: Command) -> Path | None:
     private_folder(folder)
     if command.script is None:
         return None
-    script = folder / "script"
+    script = folder / SCRIPT_FILE
     write_private(script, command.script, 0o700)
     return script
 

@@ -157,8 +157,8 @@ class Door(Reader, Protocol):
 class ServerDoor(Door, Protocol):
     """What the HTTP server needs beside: who may come in, what was done, and how the cluster fares."""
 
-    def execute(self, target: Target, command: Command, parallel: int | None) -> SpreadExecution:
-        """As for a client; its news can be awaited, too."""
+    def spread(self, target: Target, command: Command, parallel: int | None) -> Spread:
+        """Return what ``execute`` would begin. Nothing has begun, so that an answer for which nobody waits leaves nothing."""
 
     def take_in(self, submission: Submission) -> tuple[JobInfo, bool]:
         """Return the job once it is stored, and whether it is new by this very call."""
@@ -287,8 +287,11 @@ class ClusterDoor:
         return self._ask_roster("remove_from_group", group, names, by)  # type: ignore[no-any-return]
 
     def execute(self, target: Target, command: Command, parallel: int | None) -> SpreadExecution:
+        return SpreadExecution(self.spread(target, command, parallel))
+
+    def spread(self, target: Target, command: Command, parallel: int | None) -> Spread:
         places = self._ask(self._controller.places.remote(target))
-        return SpreadExecution(Spread(self._session.way(), places, command, parallel))
+        return Spread(self._session.way(), places, command, parallel)
 
     def queue(self) -> list[QueueEntry]:
         return self._ask(self._controller.queue.remote())  # type: ignore[no-any-return]

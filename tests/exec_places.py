@@ -84,7 +84,13 @@ def place(name: str) -> Place:
     return Place(name, f"id of {name}", "test")
 
 
+def spread(
+    way: LocalWay, names: Sequence[str], command: Command, parallel: int | None = None, answer_s: float = 15
+) -> Spread:
+    return Spread(way, [place(name) for name in names], command, parallel, answer_s)
+
+
 def execution(
     way: LocalWay, names: Sequence[str], command: Command, parallel: int | None = None, answer_s: float = 15
 ) -> SpreadExecution:
-    return SpreadExecution(Spread(way, [place(name) for name in names], command, parallel, answer_s))
+    return SpreadExecution(spread(way, names, command, parallel, answer_s))

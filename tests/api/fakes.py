@@ -35,7 +35,7 @@ from raycontrol.hardware import InstanceUsage, NodeGroup, NodeInfo, OfflineNode
 from raycontrol.job import Submission
 from raycontrol.logs import JobFolder
 from raycontrol.spec import JobSpec
-from raycontrol.spread import SpreadExecution
+from raycontrol.spread import Spread
 from raycontrol.status import (
     Event,
     Histogram,
@@ -47,7 +47,7 @@ from raycontrol.status import (
     Reason,
     Wish,
 )
-from tests.exec_places import LocalWay, execution
+from tests.exec_places import LocalWay, spread
 from tests.fake_client import instance, job_info
 from tests.support import wait_until
 
@@ -83,6 +83,7 @@ class FakeDoor:
         self.refused = 0
         self.pause: threading.Event | None = None
         self.nodes_pause: threading.Event | None = None
+        self.exec_pause: threading.Event | None = None
         self.way: LocalWay | None = None
         self._jobs: dict[str, JobInfo] = {}
         self._removed: set[str] = set()
@@ -144,17 +145,19 @@ class FakeDoor:
         self.asked_for_glances += 1
         return self._job(job_id)
 
-    def execute(self, target: Target, command: Command, parallel: int | None) -> SpreadExecution:
+    def spread(self, target: Target, command: Command, parallel: int | None) -> Spread:
         """Of jobs every instance, of nodes those that are known, are places of ``way``; without one nothing is ever run."""
         self._fail()
         if self.way is None:
             raise UsageError("no place runs commands here")
+        if self.exec_pause is not None:
+            self.exec_pause.wait(20)
         self.calls.append(("execute", target, command, parallel))
         if target.job is not None:
             names = [item.name for item in self._job(target.job).instances]
         else:
             names = [node.name for node in self.nodes(None if target.all else target.nodes, False)]
-        return execution(self.way, names, command, parallel)
+        return spread(self.way, names, command, parallel)
 
     def queue(self) -> list[QueueEntry]:
         waiting = sorted(self._own(JobState.QUEUED), key=lambda job: (job.priority, job.submitted_at))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,24 @@ def test_one_token_has_so_many_at_a_time(make_api: Any) -> None:
             "token 'admin' has 1 commands across nodes at a time; wait for one to end",
         )
     wait_until(lambda: api.post("/api/v1/exec", json={"command": "true", "all": True}).status_code == 200)
+
+
+def test_an_answer_that_came_too_late_leaves_nothing(make_api: Any) -> None:
+    api = make_api(answer_s=0.5, calls=1)
+    api.door.known_nodes = [NodeInfo(id="1", name="n1", ip="10.0.0.1")]
+    api.door.way = LocalWay(api.home / "exec")
+    api.door.exec_pause = threading.Event()
+    before = followers()
+    assert api.post("/api/v1/exec", json={"command": "true", "all": True}).status_code == 503
+    api.door.exec_pause.set()
+    # The one thread that asks the cluster has then done with the first.
+    wait_until(lambda: api.post("/api/v1/exec", json={"command": "true", "all": True}).status_code == 200)
+    assert followers() == before
+
+
+def followers() -> int:
+    """How many commands are followed in this process."""
+    return sum(thread.name == "raycontrol-follow-exec" for thread in threading.enumerate())
 
 
 def test_a_connection_that_is_lost_is_told_of_each_place(nodes: Api) -> None:

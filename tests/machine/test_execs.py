@@ -155,6 +155,15 @@ def test_a_script_comes_as_its_bytes_and_runs_by_its_first_line(here: Here) -> N
     done(work())
 
 
+def test_of_a_script_that_could_not_be_begun_nothing_is_left(here: Here) -> None:
+    async def work() -> None:
+        with pytest.raises(UnicodeEncodeError):
+            await here.execs.start("1", "host-a", Command(("\ud800",), script=b"echo s3cret\n"))
+        await here.nothing_is_left()
+
+    done(work())
+
+
 def test_a_time_limit_ends_it_and_its_children(here: Here) -> None:
     async def work() -> None:
         output, over = await here.run(Command("sleep 1000 & echo began; wait", timeout_s=0.3))
