@@ -238,8 +238,9 @@ class Client:
     def execute(self, target: Target, command: Command, parallel: int | None = None) -> Execution:
         """Begin a command across nodes; see ``exec``. What is returned tells its news, and can stop it."""
         if target.job is not None:
-            if command.root:
-                raise UsageError("root is for nodes: in a job a command runs as its start command does")
+            if command.root or command.plain:
+                only = "root" if command.root else "plain"
+                raise UsageError(f"{only} is for nodes: in a job a command runs as its start command does")
             target = replace(target, job=self.job(target.job).id)
         if parallel is not None and parallel < 1:
             raise UsageError(f"parallel: must be at least 1, got {parallel}")

@@ -137,7 +137,7 @@ def execute(
     command = command_of(services.words, contents, timeout_s=timeout, plain=plain, root=root)
     with services.client(address) as client:
         memory = client.home / FAILED_FILE
-        target = _target(nodes, all_nodes, job, instances, group, _failed(memory) if rerun_failed else None)
+        target = _target(nodes, all_nodes, job, instances, group, memory if rerun_failed else None)
         shown = _Shown(services, target, fold=fold, prefix=not no_prefix, verbose=verbose, as_json=as_json)
         raise typer.Exit(_carried_out(lambda: client.execute(target, command, parallel), shown, memory))
 
@@ -155,14 +155,18 @@ def _target(
     job: str | None,
     instances: str | None,
     group: str | None,
-    failed: Target | None,
+    failed_before: Path | None,
 ) -> Target:
     from raycontrol.execution import Target
 
     of_nodes = job is None and group is not None
-    if sum((bool(nodes), all_nodes, of_nodes, job is not None, failed is not None)) != 1:
+    if sum((bool(nodes), all_nodes, of_nodes, job is not None, failed_before is not None)) != 1:
         raise UsageError("say where: one of --nodes, --group, --all, --job and --rerun-failed")
-    return failed or Target(_split("--nodes", nodes), all_nodes, job, _split("--instance", instances), group)
+    if failed_before is None:
+        return Target(_split("--nodes", nodes), all_nodes, job, _split("--instance", instances), group)
+    if instances is not None:
+        raise UsageError("--rerun-failed says by itself where: leave --instance out")
+    return _failed(failed_before)
 
 
 def _split(option: str, names: str | None) -> tuple[str, ...]:

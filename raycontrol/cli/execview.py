@@ -57,22 +57,26 @@ class LiveView:
 
 
 class Header:
-    """Tells, once for every user that it runs as, where that is."""
+    """Tells where it runs as which user, once it is known of every place whether it began; and at once what is amiss there."""
 
     def __init__(self, out: Output, names: Iterable[str]) -> None:
         self._out = out
-        self._names = tuple(names)
-        self._users: set[str] = set()
+        self._not_yet = set(names)
+        self._places: dict[str, list[str]] = {}
 
     def take(self, news: News) -> None:
-        if not isinstance(news, Began):
-            return
-        if news.user not in self._users:
-            where = folded([news.place] if self._users else self._names)
-            self._out.note(f"exec: as {news.user}@{where}")
-            self._users.add(news.user)
-        if news.remark is not None:
-            self._out.note(f"exec: {news.place}: {news.remark}")
+        if isinstance(news, Began):
+            self._places.setdefault(news.user, []).append(news.place)
+            if news.remark is not None:
+                self._out.note(f"exec: {news.place}: {news.remark}")
+        if news.place in self._not_yet:
+            self._not_yet.remove(news.place)
+            if not self._not_yet:
+                self._tell()
+
+    def _tell(self) -> None:
+        for user, places in self._places.items():
+            self._out.note(f"exec: as {user}@{folded(places)}")
 
 
 def show_folded(out: Output, outcomes: Outcomes, *, prefix: bool) -> None:

@@ -78,6 +78,8 @@ def test_users_run_commands_in_their_own_jobs(nodes: Api) -> None:
         client(nodes, "operator").exec("true", all=True)
     with pytest.raises(UsageError, match="root is for nodes"):
         client(nodes, "user").exec("true", job=JOB, root=True)
+    with pytest.raises(UsageError, match="plain is for nodes"):
+        client(nodes, "user").exec("true", job=JOB, plain=True)
 
 
 def test_an_unknown_node_is_an_error_and_nothing_begins(nodes: Api) -> None:

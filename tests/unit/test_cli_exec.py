@@ -89,13 +89,22 @@ def test_what_failed_is_a_table_and_the_highest_status_is_the_commands(shell: Sh
     assert shell.stderr.splitlines()[1] == "0       node[1-2,10]"
 
 
+def test_a_user_is_told_of_the_places_that_began_as_that_user(shell: Shell) -> None:
+    silent = Over("node10", 125, why="it has not answered for 20 s; what it runs ends by itself")
+    began = (Began("node2", "ray"), Began("node1", "root"))
+    shell("--all", "--", "x", news=(*began, silent, *all_over()[:2]))
+    assert shell.stderr.splitlines()[:2] == ["exec: as ray@node2", "exec: as root@node1"]
+    shell("--all", "--", "x", news=(*(Began(name, "ray") for name in THREE), *all_over()))
+    assert shell.stderr == "exec: as ray@node[1-2,10]\n"
+
+
 def test_what_is_not_as_it_should_be_is_told(shell: Shell) -> None:
     news = (Began("node1", "root"), Began("node2", "ray", "without the environment of its shell: …"))
     shell("--all", "--", "x", news=news + all_over())
     assert shell.stderr.splitlines() == [
-        "exec: as root@node[1-2,10]",
-        "exec: as ray@node2",
         "exec: node2: without the environment of its shell: …",
+        "exec: as root@node1",
+        "exec: as ray@node2",
     ]
 
 
@@ -166,6 +175,11 @@ def test_a_script_goes_as_its_bytes(shell: Shell, tmp_path: Path) -> None:
         (("--all", "--group", "worker"), "say where: one of"),
         (("--all", "--instance", "worker-0"), "name the job, too"),
         (("--job", "x", "--group", "a", "--instance", "b"), "give instances or a group, not both"),
+        (("--rerun-failed", "--group", "worker"), "say where: one of"),
+        (
+            ("--rerun-failed", "--instance", "worker-0"),
+            "--rerun-failed says by itself where: leave --instance out",
+        ),
     ],
 )
 def test_a_wrong_call_starts_nothing(shell: Shell, arguments: tuple[str, ...], said: str) -> None:
