@@ -136,8 +136,8 @@ class Runs:
 
     async def start_shell(self, terminal: int, term: str) -> process.Process:
         """Run an interactive shell on that terminal; raises NoShell where none may begin."""
-        if self._code_dir is None or (self._stopping and not self.over):
-            raise NoShell("the job is ending here" if self._stopping else "the job has not got so far here")
+        if (objection := self._no_entry()) is not None:
+            raise NoShell(objection)
         number = next(self._sessions)
         folder = self._identity.folder / "sessions" / str(number)
         shell = await process.start(
@@ -158,12 +158,16 @@ class Runs:
 
     async def surroundings(self, _: Command) -> Surroundings:
         """Return in what the start command of this instance runs; raises PlaceFailed before there is one, and at its end."""
-        if self._code_dir is None or (self._stopping and not self.over):
-            raise PlaceFailed(
-                "the job is ending here" if self._stopping else "the job has not got so far here"
-            )
+        if (objection := self._no_entry()) is not None:
+            raise PlaceFailed(objection)
         environment = {**self.environment, INSIDE: "exec"}
         return Surroundings(environment, self._start_cwd or self.cwd(None), mounts=self.mounts)
+
+    def _no_entry(self) -> str | None:
+        """Return why nobody can begin anything beside the start command now."""
+        if self._code_dir is None:
+            return "the job has not got so far here"
+        return "the job is ending here" if self._stopping and not self.over else None
 
     def cwd(self, cwd: str | None) -> str:
         """Return where a run starts whose plan says ``cwd``."""
