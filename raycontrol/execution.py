@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +83,10 @@ class Command:
             raise UsageError("a script has its own lines; what goes with it are its arguments, as a list")
         if self.script is not None and len(self.script) > LARGEST_SCRIPT_BYTES:
             raise UsageError(f"the script must have at most {LARGEST_SCRIPT_BYTES} bytes")
+        try:
+            os.fsencode("".join(self.words))
+        except UnicodeEncodeError:
+            raise UsageError("command: must be text that UTF-8 can hold") from None
         if self.timeout_s is not None and not 0 < self.timeout_s < 1e9:
             raise UsageError(f"timeout_s: must be above 0, got {self.timeout_s:g}")
 

@@ -75,5 +75,8 @@ def test_a_choice_is_exactly_one() -> None:
         Target(all=True, instances=("worker-0",))
     with pytest.raises(UsageError, match="name a command or a script"):
         Command("")
+    with pytest.raises(UsageError, match="command: must be text that UTF-8 can hold"):
+        Command("echo \ud800")
+    assert Command("ls caf\udce9").words == "ls caf\udce9"  # a name that is not UTF-8, as a shell gives it
     with pytest.raises(UsageError, match="timeout_s: must be above 0, got -1"):
         Command("true", timeout_s=-1)
