@@ -155,7 +155,7 @@ def _raw(terminal: int) -> Iterator[None]:
     """Hand on every key as it is; then everything is as before."""
     before = termios.tcgetattr(terminal)
     try:
-        tty.setraw(terminal)
+        tty.setraw(terminal, termios.TCSADRAIN)  # what was typed ahead is for the shell
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
