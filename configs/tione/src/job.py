@@ -14,7 +14,7 @@ def place() -> tuple[int, int]:
         return config["task"]["index"], len(workers)
     names = (("HOROVOD_RANK", "HOROVOD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
     for rank, size in (*names, ("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE")):
-        if rank in os.environ:
+        if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
 
