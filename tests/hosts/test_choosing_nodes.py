@@ -62,6 +62,7 @@ def test_ranks_follow_the_shelves_and_a_range_takes_what_an_exclusive_job_leaves
     assert unknown.returncode == 2 and "there is no group 'none' of nodes" in unknown.stderr
 
 
+@pytest.mark.long
 def test_a_drained_node_of_a_group_gets_nothing_new_whatever_becomes_of_the_controller(
     cluster: Cluster,
 ) -> None:
