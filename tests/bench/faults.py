@@ -307,11 +307,15 @@ def text_row(one: Measured) -> str:
 def as_markdown(found: Sequence[Measured], rounds: int) -> str:
     head = ["| fault | until | median | worst | goal | |", "|---|---|---|---|---|---|"]
     rows = [
-        f"| {FAULTS[one.fault].what} | {one.figure.until} | {one.median_s:.1f} s | {one.worst_s:.1f} s "
+        f"| {FAULTS[one.fault].what} | {one.figure.until} | {short(one.median_s)} | {short(one.worst_s)} "
         f"| {'' if one.figure.goal_s is None else f'{one.figure.goal_s:g} s'} | {one.verdict} |"
         for one in found
     ]
     return "\n".join([*head, *rows, "", f"{rounds} rounds, {machine()}."])
+
+
+def short(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
 
 
 def as_json(found: Sequence[Measured], rounds: int) -> str:
