@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from raycontrol import extras
+from raycontrol import extras, specmounts
 from raycontrol.access import TOKEN_TTL_S, Role, TokenInfo
 from raycontrol.arrayspec import array_of, index_of, ranges
 from raycontrol.errors import ClusterUnreachable, JobNotFound, UsageError, WaitTimeout
@@ -112,6 +112,7 @@ class Client:
         spec = spec.named("job").with_secrets(process_environment())
         for warning in backends.plan_of(spec).warnings:
             tell(f"warning: {warning}")
+        _refuse_missing_sources(spec)
         package = None if spec.working_dir is None else self._pack(spec.working_dir, tell)
         if self._embedded and self._session is None:
             tell("no Ray cluster found: starting one in this process for this run")
@@ -140,6 +141,8 @@ class Client:
         array_id = array_of(job_id)
         if array_id is not None:
             return self.job(array_id).member(index_of(job_id))
+        if not job_id:  # every id begins so
+            raise UsageError("job id: must not be empty")
         found = self._read().find(job_id)
         if job_id in found:
             return JobHandle(self, job_id)
@@ -588,6 +591,19 @@ def send(door: Door, package: Package, tell: Progress) -> None:
         return door.put_package(digest, offset, data, last)
 
     completed(upload(package, put))
+
+
+def _refuse_missing_sources(spec: JobSpec) -> None:
+    """Raise UsageError for a mount of the code's folder that is not in it: no node would find it either."""
+    for mount in specmounts.wanted(spec.mounts):
+        if mount.source.startswith("/"):
+            continue
+        if spec.working_dir is None:
+            raise UsageError(
+                f"mounts: {mount.target}: {mount.source} is of the code, and there is no working_dir"
+            )
+        if not (Path(spec.working_dir).expanduser() / mount.source).exists():
+            raise UsageError(f"mounts: {mount.target}: there is no {mount.source} in {spec.working_dir}")
 
 
 def _with_whole_ids(spec: JobSpec, find: Callable[[str], JobHandle]) -> JobSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -17,7 +18,6 @@ from raycontrol.logs import OutputFolders
 from raycontrol.settings import Settings
 
 PIECE_BYTES = 4 << 20
-PARTIAL = ".raycontrol-partial"
 """What a file is called while it grows."""
 
 
@@ -169,7 +169,6 @@ def lay_down(pieces: Iterable[Piece], folder: Path) -> Fetched:
     files, size = 0, 0
     try:
         with ExitStack() as until_whole:
-            folder.mkdir(parents=True, exist_ok=True)
             for piece in pieces:
                 if piece.offset == 0:
                     until_whole.close()  # of the one before nothing more comes
@@ -188,9 +187,8 @@ class Growing:
     def __init__(self, file: OutputFile, folder: Path) -> None:
         self._file = file
         self._path = folder.joinpath(*inside(file.path))
-        self._partial = self._path.parent / PARTIAL
+        self._partial = self._path.parent / f".raycontrol-{secrets.token_hex(8)}"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._partial.unlink(missing_ok=True)
         self._opened = self._partial.open("xb")
 
     def add(self, piece: Piece) -> bool:

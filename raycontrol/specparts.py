@@ -414,6 +414,7 @@ class Retry(Part):
 MOST_AWAITED = 1000
 AwaitedJob = Annotated[
     Text,
+    _rule(lambda text: "~" not in text, "must not be a member of an array: wait for the array"),
     _rule(re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z").match, "must be the id of a job"),
 ]
 AwaitedJobs = Annotated[tuple[AwaitedJob, ...], Field(max_length=MOST_AWAITED)]

@@ -50,8 +50,11 @@ def invoke(arguments: Sequence[str], services: Services | None = None) -> int:
         status = _dispatch(list(arguments), services)
         services.out.flush()
         return status
-    except OutputClosed:
-        return PIPE_CLOSED
+    except OutputClosed as closed:
+        if not str(closed):
+            return PIPE_CLOSED
+        services.out.note(f"raycontrol: {closed}")
+        return BROKEN
     except RaycontrolError as error:
         services.out.note(f"raycontrol: {error}")
         return error.exit_status

@@ -26,7 +26,7 @@ _CODES = {"red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
 class OutputClosed(Exception):
-    """Nobody reads stdout any more (as with ``| head``)."""
+    """Nobody reads stdout any more (as with ``| head``), or it takes nothing, and ``str(error)`` says why (a full disk)."""
 
 
 class Output:
@@ -36,8 +36,8 @@ class Output:
     """
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
-        self._stdout = stdout or sys.stdout
-        self._stderr = stderr or sys.stderr
+        self._stdout = stdout or sys.stdout or _nowhere()
+        self._stderr = stderr or sys.stderr or _nowhere()
         self._stdout_lock = threading.Lock()
         self._stderr_lock = threading.Lock()
         self.terminal = self._stdout.isatty()
@@ -145,6 +145,9 @@ class Output:
         except BrokenPipeError:
             self._forget_stdout()
             raise OutputClosed from None
+        except OSError as error:
+            self._forget_stdout()
+            raise OutputClosed(f"stdout cannot be written: {error.strerror}") from None
 
     def _forget_stdout(self) -> None:
         """Send what is still buffered to nowhere, so that the interpreter's last flush is silent."""
@@ -152,6 +155,11 @@ class Output:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stdout.fileno())
             os.close(nowhere)
+
+
+def _nowhere() -> TextIO:
+    """What a stream is that was closed before the command began (``>&-``)."""
+    return open(os.devnull, "w")
 
 
 def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

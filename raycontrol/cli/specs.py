@@ -39,11 +39,22 @@ class Fields:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["after"] = _after(self.after or [])
         values["nodes"] = _count(self.nodes)
+        values["array"] = _array(self.array)
         return {
             f"resources.{name}" if name in _RESOURCES else name: value
             for name, value in values.items()
             if value is not None
         }
+
+
+def _array(text: str | None) -> dict[str, Any] | str | None:
+    """Return ``--array 0-99%8`` as the mapping that it is short for, so that ``--set array.fail_fast=true`` goes with it."""
+    if text is None:
+        return None
+    indices, percent, parallel = text.partition("%")
+    if not percent:
+        return {"indices": indices}
+    return {"indices": indices, "parallel": int(parallel)} if parallel.isdecimal() else text
 
 
 AFTER_KINDS = ("ok", "any", "failed")

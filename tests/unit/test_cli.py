@@ -799,3 +799,16 @@ def test_outputs_get_says_what_was_fetched_and_where_to() -> None:
     assert (shell("outputs", "get", job.id), shell.stdout) == (0, f"2 files, 3 MiB, in outputs-{job.id}\n")
     assert shell.json("outputs", "get", job.id, "a\nb") == {"folder": "a\nb", "files": 2, "size": 3145728}
     assert (shell("outputs", "get", job.id, "a\nb"), shell.stdout) == (0, "2 files, 3 MiB, in 'a\\nb'\n")
+
+
+@pytest.mark.parametrize(
+    ("stdout", "status", "said"),
+    [
+        (">/dev/full", 125, "raycontrol: stdout cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+    ],
+)
+def test_a_stdout_that_takes_nothing_is_told_in_a_line(stdout: str, status: int, said: str) -> None:
+    line = f"{sys.executable} -m raycontrol schema {stdout}"
+    ran = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (status, said)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from raycontrol.cli.specs import Fields, read_spec
-from raycontrol.errors import UsageError
+from raycontrol.errors import SpecError, UsageError
 from raycontrol.spec import After, Array
 from raycontrol.status import ArrayInfo, JobState
 from tests.fake_client import FakeClient, FakeJob, job_info
@@ -66,6 +66,10 @@ def test_an_array_and_dependencies_are_options() -> None:
     spec = read_spec(None, ["true"], given, [], [])
     assert spec.array == Array(indices="0-99", parallel=8)
     assert spec.after == After(ok=("first-1", "second-1"), any=("third-1",), failed=("fourth-1",))
+    fast = read_spec(None, ["true"], Fields(array="0-99%8"), ["array.fail_fast=true"], [])
+    assert fast.array == Array(indices="0-99", parallel=8, fail_fast=True)
+    with pytest.raises(SpecError, match="array"):
+        read_spec(None, ["true"], Fields(array="0-99%many"), [], [])
 
 
 def test_options_replace_what_a_file_says(tmp_path: pytest.TempPathFactory) -> None:

@@ -236,3 +236,24 @@ def test_no_ray_is_started_for_a_working_directory_that_is_not_there(tmp_path: P
     with client, pytest.raises(PackageError, match="nowhere"):
         client.submit(spec, progress=told.append)
     assert told == []
+
+
+def test_a_mount_of_the_code_that_is_not_in_it_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    client = Client(settings=Settings(home=str(tmp_path / "home"), address="127.0.0.1:1"))
+    for spec, why in (
+        (
+            JobSpec(command="true", working_dir=str(tmp_path), mounts={"/opt/code": "./nope"}),
+            "there is no ./nope in",
+        ),
+        (JobSpec(command="true", mounts={"/opt/code": "./src"}), "and there is no working_dir"),
+    ):
+        with pytest.raises(UsageError, match=f"mounts: /opt/code: .*{why}"):
+            client.submit(spec)
+
+
+def test_an_empty_id_is_no_beginning_of_all_ids(tmp_path: Path) -> None:
+    client = Client(settings=Settings(home=str(tmp_path)))
+    for job_id in ("", "~7"):
+        with pytest.raises(UsageError, match="job id: must not be empty"):
+            client.job(job_id)

@@ -133,6 +133,7 @@ def test_nobody_waits_behind_a_job_that_waits_for_others() -> None:
         ({"ok": ["first-1"], "failed": ["first-1"]}, "after.failed: must not name first-1"),
         ({"succeeded": ["first-1"]}, "after.succeeded"),
         ({"ok": "first-1"}, "after.ok"),
+        ({"any": ["sweep-1~3"]}, "must not be a member of an array: wait for the array"),
     ],
 )
 def test_what_nobody_could_wait_for_is_refused(written: Any, fault: str) -> None:

@@ -54,6 +54,20 @@ def test_all_files_come_whole_with_their_times_and_modes_whatever_they_are_calle
     assert (state.st_mtime_ns, state.st_mode & 0o777) == (1_000_000_000_000_000_007, 0o750)
 
 
+def test_a_file_may_have_any_name(tmp_path: Path) -> None:
+    """Also that of a file which an `outputs get` that was killed has left."""
+    names = [".raycontrol-partial", ".raycontrol-0123456789abcdef"]
+    for name in names:
+        left(tmp_path, f"worker-0/{name}", name.encode())
+    assert fetched(Tops(tmp_path, None, "digits-1"), tmp_path / "to").files == 2
+    assert contents(tmp_path / "to") == {f"worker-0/{name}": name.encode() for name in names}
+
+
+def test_for_no_outputs_no_folder_is_made(tmp_path: Path) -> None:
+    assert fetched(Tops(tmp_path, None, "digits-1"), tmp_path / "to").files == 0
+    assert not (tmp_path / "to").exists()
+
+
 def test_links_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("not the job's")
     left(tmp_path, "worker-0/real", b"x")
