@@ -268,7 +268,7 @@ def read_status(folder: str | Path) -> Exit | None:
     """The outcome that the run of this folder left on disk; None while it has none."""
     try:
         status = json.loads((Path(folder) / STATUS_FILE).read_bytes())
-        return Exit(**{field.name: status[field.name] for field in fields(Exit)})
+        return Exit(**{field.name: status[field.name] for field in fields(Exit) if field.name in status})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ async def runs(here: Site, job_id: str, **spec: Any) -> list[str]:
 
 def on(info: JobInfo) -> list[str]:
     return [item.node for item in info.instances]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.01)
 
 
 async def waits(here: Site, job_id: str, part: str) -> str:
@@ -185,12 +192,11 @@ async def test_a_node_that_is_set_offline_while_a_job_is_being_placed_there_is_t
     held = here.controller._held
     store_waits = asyncio.ensure_future(held.ask(lambda store: busy.wait(10)))
     offline = asyncio.ensure_future(here.controller.roster.set_offline(["a"], "fan", "root"))
-    await asyncio.sleep(0)
+    ledger, scheduler = here.controller._ledger, here.controller._scheduler
+    await until(here.controller.roster._changing.locked)  # the mark stands in the store's line
     here.cluster.hidden.clear()
-    here.controller._ledger.look.set()
-    async with asyncio.timeout(10):
-        while held._thread._work_queue.qsize() < 2:  # the mark, and then the nodes of the job
-            await asyncio.sleep(0.01)
+    ledger.look.set()
+    await until(lambda: not scheduler._waits and ledger._inbox.empty())  # so do the job's nodes, behind it
     busy.set()
     await asyncio.gather(store_waits, offline)
     told = await here.shows("first-1", lambda info: info.state is JobState.RUNNING)
