@@ -307,8 +307,10 @@ async def test_jobs_start_in_the_order_of_their_submission(tmp_path: Path) -> No
     here = site(tmp_path)
     for number in (1, 2, 3):
         await here.submit(f"digits-{number}")
-    second = await here.shows("digits-2", lambda info: info.pending is not None)
-    third = await here.shows("digits-3", lambda info: info.pending is not None)
+    second, third = [
+        await here.shows(job_id, lambda info: info.pending is not None and info.reason is Reason.WAITING)
+        for job_id in ("digits-2", "digits-3")
+    ]
     needs = "needs 2 instances with cpu 1 free, each on a node of its own; 0 of 2 nodes can take one; CPUs are held by "
     assert second.pending is not None and second.pending.startswith(needs)
     assert third.pending is not None and third.pending.startswith(needs)
