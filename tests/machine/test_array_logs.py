@@ -56,6 +56,7 @@ async def test_an_array_is_followed_to_the_end_of_its_last_member(tmp_path: Path
     here.cluster.find("sweep-1~1.0", "master-0").exit(0)
     await here.ends("sweep-1~1")
     write(tmp_path, 2, "last\n")
+    await here.shows("sweep-1", lambda info: info.array is not None and info.array.begun == 3)
     await here.reaches("sweep-1~2", JobState.RUNNING)
     await here.controller.stop("sweep-1", "seen enough", True)
     await here.ends("sweep-1")
