@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,4 +127,5 @@ def is_in_order(local: LocalRay, job: str) -> None:
     times = [info["submitted_at"], *([info["started_at"]] if info["started_at"] else []), info["ended_at"]]
     told = [event["at"] for event in local.json("events", job)]
     assert times == sorted(times) and times[-1] - times[0] < 300
-    assert told == sorted(told) and told[-1] - told[0] < 300
+    # Instances measure how far their clock is from the controller's to some milliseconds.
+    assert all(later > earlier - 1 for earlier, later in pairwise(told)) and told[-1] - told[0] < 300
