@@ -170,10 +170,13 @@ def test_without_root_the_user_keeps_his_id_in_a_user_namespace(tmp_path: Path):
             path.chmod(0o755)
     script = tmp_path / "script.py"
     script.write_text(AS_NOBODY_SCRIPT)
-    words = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/env", "python3", "-I")
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    if subprocess.run(
+        [*nobody, "unshare", "--user", "--map-root-user", "--mount", "true"], check=False
+    ).returncode:
+        pytest.skip("this kernel gives no user namespaces to others than root")
+    words = (*nobody, "/usr/bin/env", "python3", "-I")
     ended = subprocess.run([*words, str(script), str(tmp_path), code], capture_output=True, text=True)
-    if "may not make mounts here" in ended.stderr:
-        pytest.skip(ended.stderr.strip().splitlines()[-1])
     assert (ended.stdout, ended.stderr) == (
         "found\n65534\n65534 drwxr-xr-x\nfound\n",
         "touch: cannot touch '/opt/ml-test/code/other': Read-only file system\n",
