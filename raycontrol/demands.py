@@ -31,14 +31,6 @@ BROKEN_S = 10.0
 """How long an MPI launcher has to end by itself, with a code that says more, once a part of its world has broken."""
 
 
-def resume(job: Job) -> tuple[Command, ...]:
-    """Return everything that must be done for a job found in the store.
-
-    The controller does not tell the two apart: it keeps running what ``duties`` demands, which comes to the same.
-    """
-    return duties(job)
-
-
 def duties(job: Job) -> tuple[Command, ...]:
     """Return what this state demands. An array has members, which are jobs themselves, and nothing else."""
     if job.is_array:

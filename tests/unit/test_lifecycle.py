@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raycontrol.demands import SHIPPING_S, STOP_SLACK_S, deadline, resume
+from raycontrol.demands import SHIPPING_S, STOP_SLACK_S, deadline, duties
 from raycontrol.events import (
     CarryOutStage,
     Command,
@@ -499,20 +499,20 @@ def test_a_stop_after_the_verdict_does_not_change_it() -> None:
     ],
 )
 def test_resume_commands_what_the_stored_state_demands(state: str, commands: str) -> None:
-    assert told(resume(JOBS[state])) == commands
+    assert told(duties(JOBS[state])) == commands
 
 
 def test_resume_leaves_out_what_is_done() -> None:
-    assert told(resume(after(jobs.preparing(), prepared("worker-0")))) == (
+    assert told(duties(after(jobs.preparing(), prepared("worker-0")))) == (
         "watch master-0, watch worker-0, prepare master-0"
     )
-    assert told(resume(after(jobs.starting(), passed("master-0", 0)))) == (
+    assert told(duties(after(jobs.starting(), passed("master-0", 0)))) == (
         "watch master-0, watch worker-0, stage 0 worker-0"
     )
-    assert told(resume(after(jobs.last_stage(), exited("worker-0", code=0)))) == (
+    assert told(duties(after(jobs.last_stage(), exited("worker-0", code=0)))) == (
         "watch master-0, watch worker-0, stage 1 master-0"
     )
-    assert told(resume(after(jobs.failing(), closed("worker-0")))) == "watch master-0, stop master-0 10 s"
+    assert told(duties(after(jobs.failing(), closed("worker-0")))) == "watch master-0, stop master-0 10 s"
 
 
 # Verdicts.
@@ -869,10 +869,10 @@ def test_info_shows_what_was_set_about_the_network_and_where_it_comes_from() -> 
 
 def test_a_stop_tells_the_instances_why() -> None:
     job = after(jobs.running(), StopRequested(1020.0, "asked by ada"))
-    assert [command.why for command in resume(job) if isinstance(command, StopInstance)] == [
+    assert [command.why for command in duties(job) if isinstance(command, StopInstance)] == [
         "asked by ada"
     ] * 2
-    assert [command.why for command in resume(jobs.finishing()) if isinstance(command, StopInstance)] == [
+    assert [command.why for command in duties(jobs.finishing()) if isinstance(command, StopInstance)] == [
         "the job's work is done"
     ] * 2
 

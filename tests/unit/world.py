@@ -14,7 +14,7 @@ from itertools import chain, repeat
 
 from raycontrol import queue
 from raycontrol.attempts import fenced_anew
-from raycontrol.demands import due, resume
+from raycontrol.demands import due, duties
 from raycontrol.duties import InstanceGone, ReservationRefused
 from raycontrol.events import (
     CarryOutStage,
@@ -131,7 +131,7 @@ class World(Gangs):
 
     def run(self) -> Job:
         """Let time pass until the job has ended."""
-        self._guard(lambda: self._act(resume(self.job)))
+        self._guard(lambda: self._act(duties(self.job)))
         self._upset()
         for _ in range(MAX_TURNS):
             if self.job.state.terminal:
@@ -203,7 +203,7 @@ class World(Gangs):
             self.job = fenced_anew(self.job, self.now())
         self._lag_s = max(0.0, self.now() - self.job.since)
         self._send_again()
-        self._act(resume(self.job))
+        self._act(duties(self.job))
 
     def _take(self, event: JobEvent) -> None:
         if self._locked:
