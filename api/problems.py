@@ -18,6 +18,7 @@ from starlette.routing import Match
 from raycontrol import errors
 from raycontrol.api.visits import visit_of
 from raycontrol.errors import Fault, RaycontrolError, SpecError
+from raycontrol.specfaults import known_rule
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +215,12 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
 
 def faults_of(details: Any) -> list[Fault]:
     """Return pydantic's errors as faults; what was given is not repeated, for it may be a secret."""
-    return [Fault(_field(item["loc"]), item["msg"][:1].lower() + item["msg"][1:]) for item in details]
+    return [Fault(_field(item["loc"]), _rule(item)) for item in details]
+
+
+def _rule(item: Any) -> str:
+    known = known_rule(item["type"], item.get("ctx", {}))
+    return known or item["msg"][:1].lower() + item["msg"][1:]
 
 
 def _field(location: tuple[int | str, ...]) -> str:

@@ -242,7 +242,7 @@ class Controller:
                 why=self._scheduler.why(job),
                 held=job.held is not None,
             )
-            for position, job in enumerate(self._scheduler.in_order(), start=1)
+            for position, job in self._scheduler.line()
         ]
 
     async def wish(self, job_id: str, wish: Wish, why: str) -> JobInfo:

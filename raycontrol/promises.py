@@ -38,7 +38,7 @@ class Stay:
     """A job on its nodes from ``begins`` to ``ends_by`` at the latest; None: nobody knows."""
 
     job: Job
-    held: Holding
+    holding: Holding
     begins: float
     ends_by: float | None
 
@@ -109,7 +109,7 @@ class Promises:
     def add(self, stay: Stay) -> None:
         """Enter one more stay in the calendars of its nodes."""
         self._enter(stay, self._added)
-        touched = stay.held.keys() & self._nodes.keys()
+        touched = stay.holding.keys() & self._nodes.keys()
         for outlook in Outlook:
             for node_id in touched:
                 self._calendars.pop((node_id, outlook), None)
@@ -125,7 +125,7 @@ class Promises:
         free = {node.id: node for node in nodes}
         for promise in self._made:
             if promise.start < ends_by:
-                for node_id in promise.stay.held.keys() & free.keys():
+                for node_id in promise.stay.holding.keys() & free.keys():
                     least = _smaller(free[node_id].free, self._left_by(promise, node_id))
                     free[node_id] = with_free(free[node_id], least)
         return list(free.values())
@@ -143,7 +143,7 @@ class Promises:
     def _enter(self, stay: Stay, entries: dict[str, list[_Entry]]) -> None:
         self._stays.append(stay)
         overs = tuple(stay.over(outlook) for outlook in Outlook)
-        for node_id, amounts in stay.held.items():
+        for node_id, amounts in stay.holding.items():
             entries.setdefault(node_id, []).append((overs, amounts))
 
     def _calendar(self, node_id: str, outlook: Outlook) -> list[tuple[float, dict[str, float]]]:
@@ -254,7 +254,7 @@ class Promises:
         """Return what the job will leave of one of its nodes when it starts."""
         left = dict(self._free_at(node_id, promise.start, promise.outlook))
         if promise.stay.over(promise.outlook) <= promise.start:  # without a limit: not in the calendar
-            _subtract(left, promise.stay.held[node_id])
+            _subtract(left, promise.stay.holding[node_id])
         return left
 
     # Limits.
@@ -291,7 +291,7 @@ def stay_of(job: Running, now: float) -> Stay:
 
     Of one that has nodes and does not run yet, the limit has not begun.
     """
-    return Stay(job, job.held, now, job.over_by(now) if job.ends_by is None else max(now, job.ends_by))
+    return Stay(job, job.holding, now, job.over_by(now) if job.ends_by is None else max(now, job.ends_by))
 
 
 def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> Mapping[str, float]:

@@ -28,7 +28,6 @@ from raycontrol.placement import (
 )
 from raycontrol.promises import NEVER, Promises, Stay, stay_of
 from raycontrol.queuejobs import (
-    ASIDE,
     Decision,
     KeepWaiting,
     Kind,
@@ -122,16 +121,17 @@ def decide(
     rules: Rules | None = None,
     now: float = 0.0,
     capacity: Capacity | None = None,
+    left: Sequence[Running] = (),
 ) -> list[Decision]:
     """Return one decision for every waiting job, in the order of the queue, and before it whom it preempts.
 
     ``nodes`` tell what is free now beside ``running``: the jobs that have nodes, those that are being stopped among
-    them. Keep ``Waiting``, ``Running`` and ``capacity`` between passes: they remember what they have worked out.
+    them. Of those that have just ``left``, ``nodes`` may not tell yet that what they had is free. Keep ``Waiting``, ``Running`` and ``capacity`` between passes: they remember what they have worked out.
     """
     capacity = capacity or Capacity()
     nodes = with_tenancy(nodes, tenancy_of(running))
     capacity.look_at(nodes)
-    one_pass = _Pass(nodes, running, rules or Rules(), now, capacity)
+    one_pass = _Pass(nodes, running, left, rules or Rules(), now, capacity)
     return one_pass.walk(in_order(waiting))
 
 
@@ -164,10 +164,17 @@ class _Pass:
     """One walk along the queue: what is left for those further behind."""
 
     def __init__(
-        self, nodes: Sequence[Node], running: Sequence[Running], rules: Rules, now: float, capacity: Capacity
+        self,
+        nodes: Sequence[Node],
+        running: Sequence[Running],
+        left: Sequence[Running],
+        rules: Rules,
+        now: float,
+        capacity: Capacity,
     ) -> None:
         self._nodes = nodes
         self._running = running
+        self._left = left
         self._rules = rules
         self._passes = PASSES[rules.policy]
         self._backfill = rules.policy is Policy.BACKFILL
@@ -205,7 +212,7 @@ class _Pass:
                 decisions += self._decide(item)
                 if isinstance(decisions[-1], KeepWaiting) and self._told is told:
                     told[alike(item)] = decisions[-1]
-            elif known.kind in ASIDE:
+            elif known.aside:
                 decisions.append(KeepWaiting(item.job_id, known.kind, known.why))
             else:
                 decisions.append(KeepWaiting(item.job_id, known.kind, known.why, self._ahead))
@@ -355,7 +362,7 @@ class _Pass:
         leaving = [
             job.job_id
             for job in self._leaving.values()
-            if limited or job.job_id in stopped or not nodes.isdisjoint(job.held)
+            if limited or job.job_id in stopped or not nodes.isdisjoint(job.holding)
         ]
         if not leaving:
             return self._behind(item)
@@ -423,7 +430,7 @@ class _Pass:
         here = {node.id for node in nodes}
 
         def has(stay: Running | Stay) -> float:
-            return sum(stay.held[node_id].get(name, 0.0) for node_id in stay.held.keys() & here)
+            return sum(stay.holding[node_id].get(name, 0.0) for node_id in stay.holding.keys() & here)
 
         placed = {
             stay.job.job_id: has(stay) for stay in self._stays if stay.job.job_id not in self._claimants
@@ -431,13 +438,18 @@ class _Pass:
         ours = {job.job_id: has(job) for job in self._running}
         held = {**ours, **placed}
         used = sum(node.total.get(name, 0.0) - node.free.get(name, 0.0) for node in nodes)
-        outside = used - sum(ours.values())
+        others = used - sum(ours.values())
+        leaving = min(others, sum(has(job) for job in self._left))
+        outside = others - leaving
         amount = size if name == "memory" else "{:g}".format
         largest = sorted((job_id for job_id in held if held[job_id]), key=lambda one: (-held[one], one))
         if name == TENANCY:
             return f"; other jobs are there: {some(largest, NAMED + 1)}" if largest else ""
         told = [f"{job_id} ({amount(held[job_id])})" for job_id in largest]
-        if outside > 1e-3 * (1 + used):  # not the bytes by which Ray's figures for memory differ
+        negligible = 1e-3 * (1 + used)  # the bytes by which Ray's figures for memory differ
+        if leaving > negligible:
+            told.insert(0, f"jobs that have just left ({amount(leaving)})")
+        if outside > negligible:
             told.insert(0, f"programs outside raycontrol ({amount(outside)})")
         verb = "memory is" if name == "memory" else f"{name}s are"
         return f"; {verb} held by {some(told, NAMED + 1)}" if told else ""

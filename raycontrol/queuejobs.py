@@ -167,7 +167,7 @@ class Running(QueueJob):
     stopping: bool = False
 
     @cached_property
-    def held(self) -> Holding:
+    def holding(self) -> Holding:
         return held_by(self.gang, self.rooms)
 
 
@@ -204,6 +204,11 @@ class KeepWaiting(NamedTuple):
     ahead: int = 0
 
     @property
+    def aside(self) -> bool:
+        """Whether the job stands aside: it blocks nobody, and has no place in the line."""
+        return self.kind in ASIDE
+
+    @property
     def text(self) -> str:
         """All of it in words."""
         return f"{self.why}; {self.ahead} ahead in the queue" if self.ahead else self.why
@@ -221,7 +226,7 @@ def tenancy_of(jobs: Iterable[Running]) -> dict[str, float]:
     """Return how much of each node's tenancy these jobs have, by its id."""
     held: dict[str, float] = {}
     for job in jobs:
-        for node_id, amounts in job.held.items():
+        for node_id, amounts in job.holding.items():
             held[node_id] = held.get(node_id, 0.0) + amounts[TENANCY]
     return held
 

@@ -108,7 +108,7 @@ class Room:
     def give_back(self, job: Running) -> None:
         """Add what a job holds to what is free: never more than there is."""
         for node in self._nodes_of(job.rooms):
-            more = job.held[node.id]
+            more = job.holding[node.id]
             free = {
                 name: min(amount, node.free.get(name, 0.0) + more.get(name, 0.0))
                 for name, amount in node.total.items()

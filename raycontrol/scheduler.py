@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ QUEUE_POLL_S = 0.5
 """How often the cluster is looked at while jobs wait: other programs' resources and joining nodes are not announced."""
 NEWS_AT_ONCE = 200
 """Of how many jobs the store is told in one go why they wait."""
+FIGURES_LAG_S = 5.0
+"""So long after a job has let its nodes go, Ray's figures may still count what it had as used."""
 
 
 class Scheduler:
@@ -56,11 +59,24 @@ class Scheduler:
         # What the queue works out of a job's spec, it remembers in these.
         self._known_waiting: dict[str, tuple[Job, queue.Waiting | None]] = {}
         self._known_running: dict[str, tuple[Job, queue.Running | None]] = {}
+        self._left: list[tuple[float, queue.Running]] = []  # until when it is remembered, by the steady clock
 
-    def in_order(self) -> list[Job]:
-        """Return the waiting jobs, in the order in which they are decided upon; an array stands where its first member does."""
+    def line(self) -> list[tuple[int | None, Job]]:
+        """Return the waiting jobs, in the order in which they are decided upon; an array stands where its first member does.
+
+        The number is a job's place in the line, from 1; who stands aside has none.
+        """
         waiting = dict.fromkeys(self._owner(entry.job_id) for entry in queue.in_order(self._waiting()))
-        return [self._ledger.jobs[job_id] for job_id in waiting]
+        places = itertools.count(1)
+        jobs = [self._ledger.jobs[job_id] for job_id in waiting]
+        return [(None if self._stands_aside(job) else next(places), job) for job in jobs]
+
+    def _stands_aside(self, job: Job) -> bool:
+        found = self._wait_of(job)
+        return job.held is not None or (found is not None and found.aside)
+
+    def _wait_of(self, job: Job) -> queue.KeepWaiting | None:
+        return self._waits.get(self._first_of.get(job.id, job.id))
 
     def _owner(self, job_id: str) -> str:
         """Return the id of an entry's job, which is its array's for a member that has not begun."""
@@ -68,7 +84,7 @@ class Scheduler:
 
     def why(self, job: Job) -> str | None:
         """Return what the job waits for, as the queue saw it last: the store has it only as it was when its kind changed."""
-        found = self._waits.get(self._first_of.get(job.id, job.id))
+        found = self._wait_of(job)
         if not (job.state is JobState.QUEUED or job.is_array) or job.held is not None or found is None:
             return job.pending
         return found.text
@@ -136,11 +152,18 @@ class Scheduler:
 
     def _running(self) -> list[queue.Running]:
         known, jobs = self._known_running, [job for job in self._ledger.jobs.values() if job.instances]
+        self._remember_left(set(known) - {job.id for job in jobs})
         self._known_running = {
             job.id: known[job.id] if job.id in known and known[job.id][0] is job else (job, _running(job))
             for job in jobs
         }
         return [running for _, running in self._known_running.values() if running is not None]
+
+    def _remember_left(self, gone: Iterable[str]) -> None:
+        now = time.monotonic()
+        left = [self._known_running[job_id][1] for job_id in gone]
+        self._left = [one for one in self._left if one[0] > now]
+        self._left += [(now + FIGURES_LAG_S, job) for job in left if job is not None]
 
     async def _place(self, waiting: Sequence[queue.Waiting]) -> None:
         self._look_at_settings()
@@ -149,7 +172,9 @@ class Scheduler:
             self._roster.learn(nodes)
         now = self._clock()
         began = time.monotonic()
-        decisions = queue.decide(waiting, nodes, self._running(), self._rules, now, self._capacity)
+        running = self._running()
+        left = [job for _, job in self._left]
+        decisions = queue.decide(waiting, nodes, running, self._rules, now, self._capacity, left)
         self._pass_s = time.monotonic() - began
         self._waits = {one.job_id: one for one in decisions if isinstance(one, queue.KeepWaiting)}
         told: list[tuple[str, JobEvent]] = []
@@ -253,7 +278,7 @@ def _running(job: Job) -> queue.Running | None:
     one that an older version placed otherwise must not keep all others waiting."""
     try:
         running = _as_running(job)
-        assert running.held is not None
+        assert running.holding is not None
         return running
     except Exception:
         log.exception("job %s: what it holds cannot be understood, and is not counted", job.id)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from raycontrol.errors import Fault
 from raycontrol.specfile import Document, Keys, dotted, shown
+from raycontrol.wording import counted
 
 LINE, WORDS = "<line>", "<words>"
 """Tags of a command's two forms; pydantic puts them into the location of an error."""
@@ -89,6 +90,12 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than": lambda context: f"must be less than {context['lt']:g}",
     "less_than_equal": lambda context: f"must be at most {context['le']:g}",
     "enum": lambda context: "must be one of " + re.sub(r"' or '|', '", ", ", context["expected"]).strip("'"),
+    "missing": lambda context: "must be given",
+    "extra_forbidden": lambda context: "unknown field",
+    "string_too_short": lambda context: f"must have at least {counted(context['min_length'], 'character')}",
+    "string_too_long": lambda context: f"must have at most {counted(context['max_length'], 'character')}",
+    "too_short": lambda context: f"must have at least {context['min_length']}",
+    "too_long": lambda context: f"must have at most {context['max_length']}",
     "finite_number": lambda context: "must be a finite number",
     "string_unicode": lambda context: "must be text that UTF-8 can hold",
     "invalid_key": lambda context: "names must be text",
@@ -109,10 +116,14 @@ _RULES_OF_KIND: Mapping[str, str] = {
 
 
 def _rule(kind: str, context: Mapping[str, Any]) -> str:
-    """What must hold, by pydantic's type of error; the families ``int_…``, ``dict_…`` have one rule each."""
+    return known_rule(kind, context) or "has a value that is not possible here"
+
+
+def known_rule(kind: str, context: Mapping[str, Any]) -> str | None:
+    """Return what must hold, by pydantic's type of error; the families ``int_…``, ``dict_…`` have one rule each."""
     if kind in _RULES:
         return _RULES[kind](context)
-    return _RULES_OF_KIND.get(kind.partition("_")[0], "has a value that is not possible here")
+    return None if "pattern" in kind else _RULES_OF_KIND.get(kind.partition("_")[0])
 
 
 def _path(location: tuple[int | str, ...]) -> tuple[Keys, bool]:

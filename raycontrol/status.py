@@ -253,9 +253,10 @@ class Wish(Word):
 
 
 class QueueEntry(Model):
-    """A job in the queue. ``position`` counts from 1 over the jobs of everybody; ``why`` says what it waits for."""
+    """A job in the queue. ``position`` counts from 1 over the jobs of everybody, and is None for one that stands aside;
+    ``why`` says what it waits for."""
 
-    position: int
+    position: int | None
     id: str
     name: str
     user: str

@@ -158,7 +158,7 @@ def left_by(nodes: Iterable[Node], running: Iterable[Running]) -> list[Node]:
     """What is free of empty nodes beside jobs that run."""
     free = {node.id: Counter(node.total) for node in nodes}
     for job in running:
-        for node_id, amounts in job.held.items():
+        for node_id, amounts in job.holding.items():
             free[node_id].subtract(amounts)
     return [with_free(node, dict(free[node.id])) for node in nodes]
 

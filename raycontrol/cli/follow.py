@@ -139,6 +139,7 @@ class Follower:
         self._logs_ended = False
         self._stop_asked = False
         self._submitted_at = 0.0
+        self._since = 0.0
 
     def follow(self) -> tuple[int, JobInfo | None]:
         """Return the exit status when the job has ended or the user has left, and the job if it has ended."""
@@ -208,7 +209,8 @@ class Follower:
         self._say(f"{why}: the job {state}; {how_to_follow(self._job.id)}")
 
     def _say_event(self, event: Event, text: str) -> None:
-        since = duration(event.at - self._submitted_at)
+        self._since = max(self._since, event.at - self._submitted_at)  # nodes' clocks differ a little
+        since = duration(self._since)
         self._say(f"{since:>7}  {self._out.state(event.state)}  {text}".rstrip())
 
     def _say_summary(self, info: JobInfo) -> None:

@@ -25,6 +25,9 @@ JobIds = Annotated[
 def queue(context: typer.Context, address: options.Address = None, as_json: options.Json = False) -> None:
     """Show the jobs that wait for nodes, in the order in which they are decided upon, with what each waits for.
 
+    PLACE is that in the line. A job that stands aside has none: it is held, waits for other jobs or for its user's
+    limit, or the cluster as it is could not run it.
+
     \b
     Examples:
       raycontrol queue
@@ -53,7 +56,7 @@ def priority(
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
-    """Give a waiting job another priority.
+    """Give a waiting job another priority. Its place in the line follows from that and from when it was submitted.
 
     \b
     Examples:
@@ -69,6 +72,8 @@ def hold(
     as_json: options.Json = False,
 ) -> None:
     """Keep waiting jobs from being started, until `raycontrol release`.
+
+    Of several jobs each is held that can be; those that cannot are named, and the exit status is 2.
 
     \b
     Examples:
@@ -101,7 +106,8 @@ def suspend(
     """Stop jobs and keep them in the queue, until `raycontrol resume`.
 
     Their programs get SIGTERM, then `timeouts.grace_s` to save, then SIGKILL. The next attempt finds the same code and
-    output folders. Returns before they have stopped.
+    output folders. Returns before they have stopped. Of several jobs each is suspended that can be; those that cannot
+    are named, and the exit status is 2.
 
     \b
     Examples:

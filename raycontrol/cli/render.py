@@ -82,7 +82,7 @@ def list_row(info: JobInfo, now: float) -> tuple[str, ...]:
 
 def queue_row(entry: QueueEntry, now: float) -> tuple[str, ...]:
     return (
-        str(entry.position),
+        "" if entry.position is None else str(entry.position),
         entry.id,
         str(entry.priority),
         entry.user,

@@ -287,7 +287,20 @@ def test_what_the_job_s_state_does_not_allow_is_a_conflict(api: Api) -> None:
     ):
         assert (answer.status_code, answer.json()["type"]) == (409, "urn:raycontrol:conflict")
         assert answer.json()["detail"] == "job digits-ab12cd is RUNNING"
-    assert api.request("PUT", f"{path}/priority", json={"priority": 10}).status_code == 422
+
+
+def test_a_wrong_priority_is_told_in_the_words_that_a_spec_gets(api: Api) -> None:
+    api.door.put(adas_job(JobState.QUEUED))
+    path = "/api/v1/jobs/digits-ab12cd/priority"
+    for sent, rule in (
+        ({"priority": 10}, "must be at most 9"),
+        ({"priority": "high"}, "must be a whole number"),
+        ({}, "must be given"),
+    ):
+        answer = api.request("PUT", path, json=sent)
+        assert answer.status_code == 422
+        assert [(fault["field"], fault["rule"]) for fault in answer.json()["faults"]] == [("priority", rule)]
+    assert api.door.calls == []
 
 
 def test_only_an_ended_job_can_be_removed(api: Api) -> None:

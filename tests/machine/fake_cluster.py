@@ -31,8 +31,8 @@ from tests.unit.fake_gangs import FakeInstance, Gangs, Program
 
 
 class FakeCluster(Gangs):
-    """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lags``: free resources are shown
-    as they were when nothing was reserved. ``hidden`` are ids of nodes that Ray has no record of and whose instances say nothing,
+    """``trouble`` holds, by the name of a call, errors that its next calls raise. ``lagging`` is what is shown
+    instead of what is free. ``hidden`` are ids of nodes that Ray has no record of and whose instances say nothing,
     ``heartbeats`` those of them whose own actors go on answering, ``silent`` those of nodes whose hosts do not answer. ``answers`` says, by a node's id, what its actor answers when
     asked for facts (an error is raised, None is no answer at all), ``clocks_ahead_s`` how far its clock is ahead. A look
     at all attempts is answered when ``looking`` is set. ``kill_at`` numbers the moments before and after calls at which
@@ -45,7 +45,7 @@ class FakeCluster(Gangs):
         super().__init__(rooms, programs or {})
         self.controller: Controller | None = None
         self.trouble: dict[str, list[Exception]] = {}
-        self.lags = False
+        self.lagging: tuple[Node, ...] | None = None
         self.hidden: set[str] = set()
         self.heartbeats: set[str] = set()
         self._joined = frozenset(room.id for room in rooms)
@@ -96,7 +96,7 @@ class FakeCluster(Gangs):
 
     async def nodes(self) -> tuple[Node, ...]:
         self._fail("nodes")
-        rooms = tuple(self.rooms.values()) if self.lags else self.free_rooms()
+        rooms = self.free_rooms() if self.lagging is None else self.lagging
         return tuple(room for room in rooms if room.id not in self.hidden)
 
     async def node_records(self) -> Mapping[str, bool]:

@@ -346,7 +346,7 @@ async def test_a_job_too_big_for_the_cluster_waits_with_a_reason_and_starts_when
 @in_loop
 async def test_what_our_jobs_hold_counts_before_the_cluster_shows_it(tmp_path: Path) -> None:
     here = site(tmp_path)
-    here.cluster.lags = True
+    here.cluster.lagging = tuple(here.cluster.rooms.values())
     await asyncio.gather(*(here.submit(f"digits-{number}") for number in (1, 2, 3)))
     for number in (1, 2, 3):
         assert (await here.ends(f"digits-{number}")).state is JobState.SUCCEEDED

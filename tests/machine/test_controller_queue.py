@@ -54,13 +54,47 @@ async def test_a_held_job_is_passed_by_others_and_starts_when_it_is_released(tmp
     assert await here.controller.wish("held-1", Wish.HOLD, "held again") == held
     await here.controller.stop("first-1", "seen enough", True)
     await here.reaches("second-1", JobState.RUNNING)
-    assert [(one.id, one.held, one.why) for one in await here.controller.queue()] == [
-        ("held-1", True, "held by ada")
+    assert [(one.id, one.position, one.held, one.why) for one in await here.controller.queue()] == [
+        ("held-1", None, True, "held by ada")
     ]
     await here.controller.wish("held-1", Wish.RELEASE, "released by ada")
     await here.controller.stop("second-1", "seen enough", True)
     await here.reaches("held-1", JobState.RUNNING)
     await finish(here, "held-1")
+
+
+@in_loop
+async def test_who_stands_aside_has_no_place_in_the_line(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    await here.submit("first-1")
+    await here.reaches("first-1", JobState.RUNNING)
+    await here.submit("huge-1", nodes=9)
+    await here.submit("second-1")
+    await here.submit("third-1")
+    await here.shows("third-1", lambda info: info.pending is not None)
+    places = [(one.id, one.position) for one in await here.controller.queue()]
+    assert places == [("huge-1", None), ("second-1", 1), ("third-1", 2)]
+    await finish(here, "first-1", "huge-1", "second-1", "third-1")
+
+
+@in_loop
+async def test_while_ray_still_counts_what_a_job_had_nobody_outside_is_said_to_have_it(
+    tmp_path: Path,
+) -> None:
+    here = site(tmp_path)
+    await here.submit("first-1")
+    await here.reaches("first-1", JobState.RUNNING)
+    await here.submit("second-1")
+    await here.shows("second-1", lambda info: "CPUs are held by first-1 (2)" in str(info.pending))
+    here.cluster.lagging = here.cluster.free_rooms()
+    await here.controller.stop("first-1", "seen enough", True)
+    await here.ends("first-1")
+    await here.shows(
+        "second-1", lambda info: "CPUs are held by jobs that have just left (2)" in str(info.pending)
+    )
+    here.cluster.lagging = None
+    await here.reaches("second-1", JobState.RUNNING)
+    await finish(here, "second-1")
 
 
 @in_loop

@@ -289,6 +289,17 @@ def test_what_programs_outside_raycontrol_hold_may_become_free_at_any_moment() -
     assert why(decisions, "big").endswith("GPUs are held by programs outside raycontrol (12)")
 
 
+def test_what_a_job_has_had_until_just_now_is_not_said_to_be_held_by_programs_outside() -> None:
+    """Ray's figures tell a moment later that nodes are free again."""
+    line = [job("big", 1.0, nodes=2)]
+    decisions = decide(line, hosts(8, 0), left=[runs("old", 1)])
+    assert why(decisions, "big").endswith("GPUs are held by jobs that have just left (8)")
+    decisions = decide(line, hosts(4, 0), left=[runs("old", 1)])
+    assert why(decisions, "big").endswith(
+        "GPUs are held by programs outside raycontrol (4), jobs that have just left (8)"
+    )
+
+
 def test_the_same_head_twice_does_not_forbid_all_filling_in() -> None:
     """Two jobs want the whole cluster, one after the other, and nobody knows how long they take."""
     line = [job("one", 1.0, nodes=2), job("two", 2.0, nodes=2), job("short", 3.0, run_s=100)]
@@ -826,14 +837,14 @@ def test_what_is_filled_in_leaves_everybody_ahead_what_is_promised(
         there = [stay for stay in stays if stay.ends_by is None or stay.ends_by > at]
         there += [p.stay for p in sure if p.start <= at and (p.stay.ends_by is None or p.stay.ends_by > at)]
         for node in empty:
-            for name in ("GPU", "CPU") if node.id in promise.stay.held else ():
-                held = sum(stay.held.get(node.id, {}).get(name, 0.0) for stay in there)
+            for name in ("GPU", "CPU") if node.id in promise.stay.holding else ():
+                held = sum(stay.holding.get(node.id, {}).get(name, 0.0) for stay in there)
                 assert held <= node.total[name] + 1e-6, (promise, node.id, held)
 
 
 def as_running(stay: Stay) -> Running:
     found = Running(stay.job.job_id, stay.job.spec, "", (), 0.0)
-    found.__dict__["held"] = stay.held
+    found.__dict__["holding"] = stay.holding
     return found
 
 
