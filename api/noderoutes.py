@@ -37,6 +37,12 @@ async def set_offline(request: Request, identity: Drainer) -> list[OfflineNode]:
     return await hub.calls.change(lambda door: door.set_offline(wanted.nodes, wanted.reason, identity.user))
 
 
+@router.get("/offline_nodes", response_model=list[OfflineNode])
+async def offline_nodes(request: Request, _: Viewer) -> list[OfflineNode]:
+    """List the nodes that are to take no new job, also such as are not in the cluster now (`absent`)."""
+    return await hub_of(request).calls.ask(lambda door: door.offline_nodes())
+
+
 @router.post(
     "/nodes/online",
     response_model=list[str],

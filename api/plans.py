@@ -11,10 +11,8 @@ from raycontrol.errors import JobNotFound, PlanError
 from raycontrol.job import Job
 from raycontrol.jobrows import read_job
 from raycontrol.plan import SECRET, Facts, Plan, to_json
-from raycontrol.specfaults import is_secret_name
+from raycontrol.specfaults import MASKED, is_secret_name
 from raycontrol.store import Store
-
-MASKED = "(masked)"
 
 
 def stored_plan(home: Path, job_id: str) -> JobPlan:

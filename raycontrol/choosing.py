@@ -13,7 +13,9 @@ from raycontrol.wording import counted, some
 
 OFFLINE = "offline"
 NAMED = 5
-"""So many nodes that are not in the cluster are named."""
+"""So many nodes that are not in the cluster, or labels that are there, are named."""
+RAY_S_OWN = "ray.io/"
+"""Labels that every node has from Ray begin so."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,12 @@ class Choices:
         missing = [name for name in choice.names if name not in there]
         if missing:
             yield f"not in the cluster: {some(missing, NAMED)}"
+        labels = {label for node in self._nodes for label in node.labels}
+        for name, _ in choice.where:
+            if name not in conditions.FACTS and name not in labels:
+                known = sorted(label for label in labels if not label.startswith(RAY_S_OWN))
+                told = some(known, NAMED) or "none but Ray's own"
+                yield f"no node has a label {name} (there are {told})"
 
     def _excluded(self, causes: Counter[str]) -> Iterable[str]:
         if causes:

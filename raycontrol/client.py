@@ -188,6 +188,10 @@ class Client:
         """Let nodes take jobs again; return their names. Raises UsageError for a name that is neither there nor offline."""
         return self._open().set_online(names, by=self._settings.user)
 
+    def offline_nodes(self) -> builtins.list[OfflineNode]:
+        """Return the nodes that are offline, ordered by name; also such as no node of the cluster is now (``absent``)."""
+        return self._open().offline_nodes()
+
     def node_groups(self) -> builtins.list[NodeGroup]:
         """Return the groups of nodes, ordered by name."""
         return self._open().node_groups()

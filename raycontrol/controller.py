@@ -207,21 +207,21 @@ class Controller:
 
     async def info(self, job_id: str) -> JobInfo:
         """Return a job; raises JobNotFound."""
-        return await self._shown(job_id, network=True)
+        return await self._shown(job_id, whole=True)
 
     async def glance(self, job_id: str) -> JobInfo:
         """Return a job without what takes making its plan: for who asks often. Raises JobNotFound."""
-        return await self._shown(job_id, network=False)
+        return await self._shown(job_id, whole=False)
 
-    async def _shown(self, job_id: str, network: bool) -> JobInfo:
+    async def _shown(self, job_id: str, whole: bool) -> JobInfo:
         await self.started()
         if job_id in self._ledger.jobs:
             job = self._ledger.jobs[job_id]
-            return self._with_why(info_of(job, self._home, network=network), job)
+            return self._with_why(info_of(job, self._home, whole=whole), job)
         row = await self._held.ask(lambda store: store.job(job_id))
         if row is None:
             raise JobNotFound(job_id)
-        return await self._held.ask(lambda store: read_info(row, store, network=network))
+        return await self._held.ask(lambda store: read_info(row, store, whole=whole))
 
     async def members(self, job_id: str) -> list[MemberInfo]:
         """Return the members of an array, in the order of their indices; raises JobNotFound, and UsageError for another job."""

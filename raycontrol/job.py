@@ -289,9 +289,9 @@ def known_id(job_id: str) -> str:
     return job_id
 
 
-def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobInfo:
-    """Return the job as every surface shows it; with ``network`` also what its plan says of network and RDMA."""
-    plan = _plan_if_known(job) if network else None
+def info(job: Job, outputs: str | None = None, *, whole: bool = False) -> JobInfo:
+    """Return the job as every surface shows it; ``whole``: with its spec, and what its plan says of network and RDMA."""
+    plan = _plan_if_known(job) if whole else None
     return JobInfo(
         id=job.id,
         name=job.spec.name or job.id,
@@ -316,6 +316,7 @@ def info(job: Job, outputs: str | None = None, *, network: bool = False) -> JobI
         attempts=job.past,
         index=job.index,
         array=_array_info(job),
+        spec=job.spec.shown() if whole else None,
     )
 
 

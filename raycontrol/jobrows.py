@@ -63,14 +63,14 @@ def readable(rows: Iterable[JobRow]) -> Iterator[tuple[JobRow, Job]]:
             log.error("%s", error)
 
 
-def info_of(job: Job, home: Path, *, network: bool = False) -> JobInfo:
+def info_of(job: Job, home: Path, *, whole: bool = False) -> JobInfo:
     """Return the job as every surface shows it, with the folder of its outputs on the head if it has any.
 
-    ``network``: see ``job.info``; it takes making the job's plan.
+    ``whole``: see ``job.info``; it takes making the job's plan.
     """
     outputs = OutputFolders(home, job.id).root
     kept = str(outputs) if outputs.is_dir() else _shared_outputs(job)
-    return info(job, outputs=kept, network=network)
+    return info(job, outputs=kept, whole=whole)
 
 
 def _shared_outputs(job: Job) -> str | None:
@@ -86,13 +86,13 @@ def _shared_outputs(job: Job) -> str | None:
     return next(found, None)
 
 
-def read_info(row: JobRow, store: Store, *, network: bool = True) -> JobInfo:
-    """Return a stored job as every surface shows it; ``network`` as in ``info_of``.
+def read_info(row: JobRow, store: Store, *, whole: bool = True) -> JobInfo:
+    """Return a stored job as every surface shows it; ``whole`` as in ``info_of``.
 
     An embedded run that was killed leaves its job as it was; its cluster's name never comes again, so nobody will
     end it. Such a job is shown as ``abandoned``.
     """
-    return _shown(row, read_job(row), store, network)
+    return _shown(row, read_job(row), store, whole)
 
 
 def read_infos(rows: Iterable[JobRow], store: Store) -> list[JobInfo]:
@@ -136,8 +136,8 @@ def _listed(row: JobRow, store: Store) -> JobInfo | None:
     return info
 
 
-def _shown(row: JobRow, job: Job, store: Store, network: bool = False) -> JobInfo:
-    shown = info_of(job, store.home, network=network)
+def _shown(row: JobRow, job: Job, store: Store, whole: bool = False) -> JobInfo:
+    shown = info_of(job, store.home, whole=whole)
     orphaned = (
         row.cluster.startswith(EMBEDDED) and not shown.state.terminal and not store.controlled(row.cluster)
     )

@@ -174,7 +174,7 @@ def _exited(job: Job, event: RunExited) -> Change:
         return acquit(blame_earlier(recorded, instance, ended)), told
     if job.ok(ended):
         return recorded, told
-    verdict = verdicts.failure(instance, ended, job.broken)
+    verdict = verdicts.failure(job, instance, ended)
     stopped, message = stop(recorded, event.at, verdict, because=f"{event.instance} failed")
     return replace(stopped, failed_at=ended.at), message
 

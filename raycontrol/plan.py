@@ -13,6 +13,7 @@ from typing import Any
 
 from raycontrol.hardware import Essentials
 from raycontrol.status import Word
+from raycontrol.wording import assigned, counted
 
 
 @dataclass(frozen=True)
@@ -303,7 +304,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def render(plan: Plan) -> str:
     """Return the plan as text for a person."""
     lines = [
-        f"mode {plan.mode}, {len(plan.environment)} instances; success when these exit 0: "
+        f"mode {plan.mode}, {counted(len(plan.environment), 'instance')}; success when these exit 0: "
         + _names(plan.deciders)
     ]
     lines += [f"warning: {warning}" for warning in plan.warnings]
@@ -329,7 +330,7 @@ def render(plan: Plan) -> str:
         lines += [f"  {_describe_mount(mount)}" for mount in plan.mounts.get(name, ())]
         for key, value in variables.items():
             origin = f"  # {origins[key]}" if key in origins else ""
-            lines.append(f"  unset {key}" if value is None else f"  {key}={value}{origin}")
+            lines.append(f"  unset {key}" if value is None else f"  {assigned(key, value)}{origin}")
     for number, stage in enumerate(plan.stages, start=1):
         lines.append(f"\nstage {number}: {stage.name} (at most {stage.limit_s:g} s), then: {stage.says}")
         lines += [f"  {_describe(condition)}" for condition in stage.until]

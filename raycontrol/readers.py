@@ -121,6 +121,9 @@ class Door(Reader, Protocol):
     def set_online(self, names: Sequence[str], by: str) -> list[str]:
         """Let nodes take jobs again; return their names."""
 
+    def offline_nodes(self) -> list[OfflineNode]:
+        """Return the nodes that are offline, ordered by name; also such as are not there now."""
+
     def node_groups(self) -> list[NodeGroup]:
         """Return the groups of nodes, ordered by name."""
 
@@ -276,6 +279,9 @@ class ClusterDoor:
 
     def set_online(self, names: Sequence[str], by: str) -> list[str]:
         return self._ask_roster("set_online", names, by)  # type: ignore[no-any-return]
+
+    def offline_nodes(self) -> list[OfflineNode]:
+        return self._ask_roster("offline")  # type: ignore[no-any-return]
 
     def node_groups(self) -> list[NodeGroup]:
         return self._ask_roster("groups")  # type: ignore[no-any-return]

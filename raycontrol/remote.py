@@ -243,6 +243,9 @@ class HttpDoor:
     def set_online(self, names: Sequence[str], by: str) -> list[str]:
         return self._calls.read(NAMES, Call("POST", "/nodes/online", body=as_json({"nodes": [*names]})))
 
+    def offline_nodes(self) -> list[OfflineNode]:
+        return self._calls.read(OFFLINE, Call("GET", "/offline_nodes"))
+
     def node_groups(self) -> list[NodeGroup]:
         return self._calls.read(NODE_GROUPS, Call("GET", "/node_groups"))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from raycontrol.job import Job
 from raycontrol.spec import Retry
+from raycontrol.specparts import codes_of
 from raycontrol.status import InstanceState, JobState, Outcome, Reason, Verdict, Word
 
 LONGEST_PAUSE_S = 600.0
@@ -104,10 +105,10 @@ def budget_of(verdict: Verdict, retry: Retry) -> Budget:
     if verdict.reason not in (Reason.INSTANCE_FAILED, Reason.OUT_OF_MEMORY):
         return budget
     code = verdict.exit_code if verdict.signal is None else 128 + verdict.signal
-    if code in retry.exit_codes.fail:
+    if code in codes_of(retry.exit_codes.fail):
         return Budget.NONE
     if retry.exit_codes.retry:
-        return Budget.PROGRAM if code in retry.exit_codes.retry else Budget.NONE
+        return Budget.PROGRAM if code in codes_of(retry.exit_codes.retry) else Budget.NONE
     return budget
 
 

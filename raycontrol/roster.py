@@ -91,7 +91,8 @@ class Roster:
         unknown = [name for name in absent if name not in self._offline]
         if unknown:
             raise UsageError(
-                f"no node {unknown[0]!r} is there or offline; `raycontrol nodes` shows the names"
+                f"no node {unknown[0]!r} is there or offline; `raycontrol nodes` shows those that are there, "
+                "`raycontrol node offline` those that are offline"
             )
         wanted = [*found, *absent]
         async with self._changing:
@@ -101,6 +102,14 @@ class Roster:
         log.info("%s set %s online", by, ", ".join(wanted))
         self._ledger.look.set()
         return wanted
+
+    async def offline(self) -> list[OfflineNode]:
+        """Return the nodes that are offline, ordered by name; also such as are not there now."""
+        living = {node.name for node in await self._cluster.nodes()}
+        return [
+            mark.model_copy(update={"absent": name not in living})
+            for name, mark in sorted(self._offline.items())
+        ]
 
     async def groups(self) -> list[NodeGroup]:
         """Return the groups, ordered by name."""

@@ -16,6 +16,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_val
 
 from raycontrol import specfile, specrules
 from raycontrol.errors import UsageError
+from raycontrol.specfaults import MASKED, is_secret_name
 from raycontrol.specfile import Document
 from raycontrol.specmounts import Mounts
 from raycontrol.specnodes import NodeCount, NodeNames, Where, span
@@ -232,6 +233,15 @@ class JobSpec(Part):
     def revealed(self) -> dict[str, Any]:
         """This spec as plain JSON values, its secrets in the clear: for the way to a cluster, and nothing else."""
         return {**self.model_dump(mode="json"), "secret_env": self.secrets()}
+
+    def shown(self) -> dict[str, Any]:
+        """This spec as plain JSON values for people: what is not at its default, and what may be secret masked."""
+        document = self.without_secrets().model_dump(mode="json", exclude_defaults=True)
+        for part in (document, *document.get("groups", {}).values()):
+            env = part.get("env", {})
+            secret = [name for name in env if env[name] is not None and is_secret_name(name)]
+            env.update(dict.fromkeys(secret, MASKED))
+        return document
 
     @property
     def span(self) -> tuple[int, int]:

@@ -76,8 +76,23 @@ def _problem(details: Mapping[str, Any], model: type[BaseModel], document: Docum
         )
     if kind == "string_type":
         return Problem(path, _text_rule(path, value, document), got(path, value, document))
-    return Problem(path, _rule(kind, context), got(path, value, document))
+    return Problem(path, _rule(kind, context) + _example(kind, path), got(path, value, document))
 
+
+def _example(kind: str, path: Keys) -> str:
+    return _LISTS.get(path[-1], "") if kind == "tuple_type" and path else ""
+
+
+_LISTS: Mapping[str | int, str] = {
+    "node_names": ", such as [host-a, host-b]",
+    "exclude": ", such as [host-a, host-b]",
+    "valid_exit_codes": ', such as [0, "3-5"]',
+    "retry": ', such as [3, "64-78"]',
+    "fail": ', such as [3, "64-78"]',
+    "ok": ", such as [prepare-ab12cd]",
+    "any": ", such as [prepare-ab12cd]",
+    "failed": ", such as [prepare-ab12cd]",
+}
 
 _MISSING: Mapping[str | int, str] = {
     "command": "must be given: the line that starts the program, such as `command: torchrun train.py`"
@@ -141,6 +156,7 @@ def _is_tag(key: int | str) -> bool:
 
 # -- what was given --------------------------------------------------------------------------------------------------
 
+MASKED = "(masked)"
 _SECRET = re.compile(r"token|key|secret|passw|credential", re.IGNORECASE)
 
 

@@ -340,9 +340,15 @@ def override(
 _ON_COMMAND_LINE = "the value of a secret must not stand on a command line: `--secret-env NAME` takes it from the environment"
 
 
+_MEANS_A_DOCUMENT = tuple(">|!&*%@`")
+"""Signs with which YAML begins blocks, tags, anchors and directives: in a value such as `>= 80` they are part of the text."""
+
+
 def _setting_value(text: str) -> tuple[Any, Sequence[Fault]]:
     if not text.strip():
         return None, ()
+    if text.lstrip().startswith(_MEANS_A_DOCUMENT):
+        return text.strip(), ()
     try:
         document = parse(text)
     except SpecError as error:
@@ -351,10 +357,11 @@ def _setting_value(text: str) -> tuple[Any, Sequence[Fault]]:
 
 
 def _field_keys(name: str) -> Keys:
-    """``groups.worker.count`` in its parts; what follows ``env.`` or ``labels.`` is one name, dots and all (``secret_env.`` too)."""
+    """``groups.worker.count`` in its parts; what follows ``env.``, ``labels.`` or ``where.`` is one name, dots and all (``secret_env.`` too)."""
     parts = name.split(".")
     for position, part in enumerate(parts[:-1]):
-        if part in ("env", "secret_env", "labels") and position in (0, 2):
+        named = part in ("env", "secret_env", "labels") and position in (0, 2)
+        if named or (part == "where" and position == 0):
             return (*parts[: position + 1], ".".join(parts[position + 1 :]))
     return tuple(parts)
 

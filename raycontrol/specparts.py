@@ -150,7 +150,6 @@ Text = Annotated[str, Field(strict=True), _rule(_encodes, UTF8_RULE)]
 Bool = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-ExitCode = Annotated[int, Field(strict=True, ge=1, le=255)]
 FolderText = Annotated[Text, _not_blank, _no_nul]
 Name = Annotated[
     Text,
@@ -359,42 +358,38 @@ def _bounds(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-_CODE_RULE = 'must be exit codes from 0 to 255, or ranges of them such as "3-5"'
-ValidCode = Annotated[
-    Any,
-    _rule(
-        lambda one: (
-            (isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= 255)
-            or (
-                isinstance(one, str)
-                and re.fullmatch(r"[0-9]{1,3}-[0-9]{1,3}", one)
-                and _bounds(one)[0] <= _bounds(one)[1] <= 255
-            )
-        ),
-        _CODE_RULE,
-    ),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": 255},
-                {"type": "string", "pattern": "^[0-9]{1,3}-[0-9]{1,3}$"},
-            ]
-        }
-    ),
-]
+def _are_codes(one: Any, least: int) -> bool:
+    if isinstance(one, str) and re.fullmatch(r"[0-9]{1,3}-[0-9]{1,3}", one):
+        first, last = _bounds(one)
+        return least <= first <= last <= 255
+    return isinstance(one, int) and not isinstance(one, bool) and least <= one <= 255
+
+
+def _codes(least: int) -> tuple[AfterValidator, WithJsonSchema]:
+    """The rule for one exit code or a range of them, and how the schema says it."""
+    forms = [
+        {"type": "integer", "minimum": least, "maximum": 255},
+        {"type": "string", "pattern": "^[0-9]{1,3}-[0-9]{1,3}$"},
+    ]
+    rule = f'must be exit codes from {least} to 255, or ranges of them such as "3-5"'
+    return _rule(lambda one: _are_codes(one, least), rule), WithJsonSchema({"anyOf": forms})
+
+
+_ANY_CODE, _BAD_CODE = _codes(0), _codes(1)
+FailureCodes = tuple[Annotated[Any, _BAD_CODE[0], _BAD_CODE[1]], ...]
 ValidCodes = Annotated[
-    tuple[ValidCode, ...],
+    tuple[Annotated[Any, _ANY_CODE[0], _ANY_CODE[1]], ...],
     _rule(len, "must name at least one exit code"),
     Field(json_schema_extra={"minItems": 1}),
 ]
 
 
 class ExitCodes(Part):
-    """What exit codes of the start command mean; 128 and its number stands for a signal."""
+    """What exit codes of the start command mean, such as [3, "64-78"]; 128 and its number stands for a signal."""
 
-    retry: tuple[ExitCode, ...] = ()
+    retry: FailureCodes = ()
     """Only these are tried again; by default all but 0 are."""
-    fail: tuple[ExitCode, ...] = ()
+    fail: FailureCodes = ()
     """These are never tried again; none of them may be among ``retry``."""
 
 

@@ -327,7 +327,7 @@ class _Sum:
     def _exit_codes(self) -> Iterator[Problem]:
         """One code has one meaning: what is a success is not tried again, and is no failure."""
         codes = self._spec.retry.exit_codes
-        both = sorted(set(codes.retry) & set(codes.fail))
+        both = sorted(codes_of(codes.retry) & codes_of(codes.fail))
         if both:
             rule = "must not name what exit_codes.retry names too"
             yield Problem(("retry", "exit_codes", "fail"), rule, ", ".join(map(str, both)))
@@ -335,10 +335,9 @@ class _Sum:
             return
         valid = codes_of(self._spec.valid_exit_codes)
         for field in ("retry", "fail"):
-            for code in getattr(self._spec.retry.exit_codes, field):
-                if code in valid:
-                    path = ("retry", "exit_codes", field)
-                    yield Problem(path, f"must not name {code}, which is among `valid_exit_codes`")
+            for code in sorted(codes_of(getattr(self._spec.retry.exit_codes, field)) & valid):
+                path = ("retry", "exit_codes", field)
+                yield Problem(path, f"must not name {code}, which is among `valid_exit_codes`")
 
     def _array(self) -> Iterator[Problem]:
         if self._spec.mode is not Mode.DDP:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -184,7 +185,8 @@ class JobInfo(Model):
     ``exit_code`` is the code of the job's start command, also where another than 0 is a success; it is None while the job runs, when a signal ended it,
     and when there was none. ``pending`` says, while the job waits, why and what would help; ``abandoned`` that it has
     not ended and nobody is left to end it; ``kept_until`` that it has failed and keeps its nodes for a look inside. ``outputs`` is a folder on the head, None while nothing was collected.
-    ``index`` is that of a member of an array, ``array`` how far one is.
+    ``index`` is that of a member of an array, ``array`` how far one is. ``spec`` (not in lists of jobs) is what was submitted, without
+    what is at its default, and with what may be secret masked.
     ``attempts`` are those that have ended, the last 20. ``rdma``, of a job for which it matters: ``in use (GDRDMA)``, ``not in use: NET/Socket``, ``not known yet``, ``off: why``.
     """
 
@@ -212,6 +214,7 @@ class JobInfo(Model):
     attempts: tuple[AttemptInfo, ...] = ()
     index: int | None = None
     array: ArrayInfo | None = None
+    spec: dict[str, Any] | None = None
 
     @property
     def over(self) -> bool:

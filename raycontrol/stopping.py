@@ -114,7 +114,7 @@ def blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
         return job
     if ended.at >= job.failed_at and not _blames_a_follower(job):
         return job
-    verdict = verdicts.failure(instance, ended, job.broken)
+    verdict = verdicts.failure(job, instance, ended)
     job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
     return _mark_peers(job.with_instance(instance.name, note=None), because=f"{instance.name} failed")
 

@@ -173,4 +173,4 @@ class HeadDoor(ClusterDoor):
         row = self._store.job(job_id)
         if row is None:
             raise JobNotFound(job_id)
-        return read_info(row, self._store, network=False)
+        return read_info(row, self._store, whole=False)

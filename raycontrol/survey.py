@@ -154,7 +154,10 @@ def _jobs_on(node_id: str, jobs: Sequence[Job]) -> tuple[str, ...]:
         job.id
         for job in jobs
         if not job.state.terminal
-        and any(item.node_id == node_id and not item.closed for item in job.instances)
+        and any(
+            item.node_id == node_id and (not item.closed or job.kept_until is not None)
+            for item in job.instances
+        )
     )
 
 

@@ -12,12 +12,13 @@ LONGEST_WORDS = 60
 """How many lines of a log's end a verdict keeps, and how many if a message began before them."""
 
 
-def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> Verdict:
+def failure(job: Job, instance: Instance, ended: Ended) -> Verdict:
+    broken = job.broken
     earlier = broken is not None and broken.at <= ended.at
     before = f"; before that on {broken.instance}: {broken.message}" if broken and earlier else ""
     return Verdict(
         reason=_reason(ended),
-        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}{before}",
+        summary=f"{instance.name} on {instance.node_name} {describe_end(ended)}{_valid(job, ended)}{before}",
         instance=instance.name,
         exit_code=ended.code,
         signal=ended.signal,
@@ -27,6 +28,12 @@ def failure(instance: Instance, ended: Ended, broken: Broken | None = None) -> V
         last_lines=ended.last_lines,
         hint=_hint(ended),
     )
+
+
+def _valid(job: Job, ended: Ended) -> str:
+    """Say which codes would have been a success, where that is not 0 alone."""
+    codes = job.spec.valid_exit_codes
+    return "" if codes == (0,) or ended.code is None else f"; valid_exit_codes: {', '.join(map(str, codes))}"
 
 
 def service_failure(instance: Instance, run: str, ended: Ended) -> Verdict:

@@ -23,6 +23,11 @@ def some(items: Sequence[str], shown: int = SHOWN) -> str:
     return ", ".join(items[:shown]) + more
 
 
+def assigned(name: str, value: str) -> str:
+    """Return ``NAME=value``; a value that itself begins with ``=``, as some of NCCL's do, stands in quotes."""
+    return f"{name}='{value}'" if value.startswith("=") else f"{name}={value}"
+
+
 def counted(number: float, noun: str) -> str:
     """Return a number of things: ``1 node``, ``2 nodes``, ``0.5 GPUs``."""
     return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"

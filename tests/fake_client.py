@@ -151,7 +151,7 @@ class FakeJob:
 
     def _news(self, after: int) -> list[Event]:
         with self._changed:
-            self._changed.wait_for(lambda: self.error or self.events(after) or self._info.state.terminal)
+            self._changed.wait_for(lambda: self.error or self.events(after) or self._info.over)
             if self.error is not None:
                 raise self.error
             return self.events(after)
@@ -185,16 +185,14 @@ class FakeJob:
 
     def _more_than(self, count: int) -> list[tuple[str, str]]:
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.error or len(self._lines) > count or self._info.state.terminal
-            )
+            self._changed.wait_for(lambda: self.error or len(self._lines) > count or self._info.over)
             if self.error is not None:
                 raise self.error
             return list(self._lines)
 
     def wait(self, timeout_s: float | None = None) -> JobInfo:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._info.state.terminal, timeout_s):
+            if not self._changed.wait_for(lambda: self._info.over, timeout_s):
                 raise WaitTimeout(self.id, timeout_s or 0)
         return self._info
 
@@ -267,6 +265,7 @@ class FakeClient:
         self.url: str | None = None
         self.known_nodes: list[NodeInfo] = []
         self.known_groups: list[NodeGroup] = []
+        self.known_offline: list[OfflineNode] = []
         self.known_tokens: list[TokenInfo] = []
         self.token_error: Exception | None = None
         self.waiting: list[QueueEntry] = []
@@ -357,6 +356,9 @@ class FakeClient:
     def set_online(self, names: Sequence[str]) -> builtins.list[str]:
         self.calls.append(("set_online", names))
         return [*names]
+
+    def offline_nodes(self) -> builtins.list[OfflineNode]:
+        return self.known_offline
 
     def node_groups(self) -> builtins.list[NodeGroup]:
         return self.known_groups

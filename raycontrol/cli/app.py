@@ -89,7 +89,7 @@ def root(
       raycontrol submit job.yaml
       raycontrol logs -f digits-ab12cd
 
-    An id may be shortened as long as it is unique. Every command takes --json.
+    An id may be shortened as long as it is unique. What prints facts takes --json.
     """
     if version:
         offline.version(context)

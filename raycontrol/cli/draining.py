@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycontrol.cli import options
+from raycontrol.cli.render import moment
 from raycontrol.cli.services import Services
+from raycontrol.errors import UsageError
 
 if TYPE_CHECKING:
-    from raycontrol.hardware import NodeGroup
+    from raycontrol.hardware import NodeGroup, OfflineNode
 
 COLUMNS = ("GROUP", "NODES", "ABSENT")
+OFFLINE_COLUMNS = ("NAME", "SINCE", "BY", "REASON", "NOTE")
 
 Names = Annotated[
     list[str],
@@ -24,26 +27,40 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.",
 
 def offline(
     context: typer.Context,
-    names: Names,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Nodes: names, IPs or beginnings of ids.  [default: list those that are offline]",
+            show_default=False,
+        ),
+    ] = None,
     reason: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TEXT", help="Why, for all who will see it in `raycontrol nodes`.", show_default=False
         ),
-    ],
+    ] = None,
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
     """Let nodes take no new job, until `node online`; jobs that run there go on to their end.
 
     It holds by the node's name, also when Ray or the controller start anew. Other users of Ray are not kept away.
+    Without names: list the nodes that are offline, also those that are not in the cluster now.
 
     \b
     Examples:
       raycontrol node offline host-b --reason "fan 2 is broken"
       raycontrol node offline host-b host-c --reason maintenance
+      raycontrol node offline
     """
     services: Services = context.obj
+    if not names and reason is None:
+        _list_offline(services, address, as_json)
+        return
+    if not names or reason is None:
+        raise UsageError(f"give nodes and --reason; {'nodes are' if not names else '--reason is'} missing")
     with services.client(address) as client:
         found = client.set_offline(names, reason=reason)
     _note_absent(services, [node.name for node in found if node.absent])
@@ -52,6 +69,22 @@ def offline(
     else:
         for node in found:
             services.out.line(f"{node.name} offline: {node.reason}")
+
+
+def _list_offline(services: Services, address: str | None, as_json: bool) -> None:
+    with services.client(address) as client:
+        found = client.offline_nodes()
+    if as_json:
+        services.out.json([node.model_dump(mode="json") for node in found])
+    elif found:
+        services.out.table(OFFLINE_COLUMNS, [_offline_row(node) for node in found])
+    else:
+        services.out.note("no node is offline")
+
+
+def _offline_row(node: OfflineNode) -> tuple[str, ...]:
+    absent = "not in the cluster now" if node.absent else ""
+    return node.name, moment(node.at), node.by, node.reason, absent
 
 
 def online(

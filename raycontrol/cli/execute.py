@@ -134,6 +134,12 @@ def execute(
 
     services: Services = context.obj
     contents = None if script is None else _contents(script)
+    if contents is None and not services.words:
+        raise UsageError("name a command after `--`, such as `-- nvidia-smi -L`, or a file with --script")
+    if timeout is not None and not 0 < timeout < 1e9:
+        raise UsageError(f"--timeout: must be above 0, got {timeout:g}")
+    if parallel is not None and parallel < 1:
+        raise UsageError(f"--parallel: must be at least 1, got {parallel}")
     command = command_of(services.words, contents, timeout_s=timeout, plain=plain, root=root)
     with services.client(address) as client:
         memory = client.home / FAILED_FILE
@@ -161,12 +167,16 @@ def _target(
 
     of_nodes = job is None and group is not None
     if sum((bool(nodes), all_nodes, of_nodes, job is not None, failed_before is not None)) != 1:
-        raise UsageError("say where: one of --nodes, --group, --all, --job and --rerun-failed")
-    if failed_before is None:
-        return Target(_split("--nodes", nodes), all_nodes, job, _split("--instance", instances), group)
-    if instances is not None:
-        raise UsageError("--rerun-failed says by itself where: leave --instance out")
-    return _failed(failed_before)
+        raise UsageError("say where: exactly one of --nodes, --group, --all, --job and --rerun-failed")
+    if failed_before is not None:
+        if instances is not None:
+            raise UsageError("--rerun-failed says by itself where: leave --instance out")
+        return _failed(failed_before)
+    if job is None and instances is not None:
+        raise UsageError("--instance is of a job: name it with --job, too")
+    if instances is not None and group is not None:
+        raise UsageError("give --instance or --group, not both")
+    return Target(_split("--nodes", nodes), all_nodes, job, _split("--instance", instances), group)
 
 
 def _split(option: str, names: str | None) -> tuple[str, ...]:

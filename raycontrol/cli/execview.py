@@ -93,7 +93,8 @@ def tallied(outcomes: Outcomes) -> Iterator[str]:
     rows: dict[tuple[str, str], list[str]] = {}
     for name in outcomes:
         end = outcomes[name]
-        rows.setdefault((str(end.status), end.why or ""), []).append(name)
+        by_signal = "" if end.signal is None else f"ended by signal {end.signal}"
+        rows.setdefault((str(end.status), end.why or by_signal), []).append(name)
     cells = [
         ("STATUS", "WHERE", "WHY"),
         *((status, folded(names), why) for (status, why), names in rows.items()),

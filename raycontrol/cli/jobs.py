@@ -91,7 +91,7 @@ def get(
     address: options.Address = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show everything about one job: state, why, instances, how it ended, outputs.
+    """Show everything about one job: state, why, what it asked for, instances, how it ended, outputs.
 
     Asks the controller where a cluster answers, else reads what is stored on this machine.
 
@@ -443,6 +443,7 @@ def _print_details(
         attempt_lines,
         details,
         instance_row,
+        spec_lines,
         variable_lines,
         verdict_lines,
     )
@@ -451,6 +452,10 @@ def _print_details(
     out = services.out
     used = total(list(usage.values())) if usage and not info.over else None
     out.details({**details(info, time.time(), over_http=over_http), "usage": used})
+    if info.spec:
+        out.line()
+        out.line("asked for:")
+        out.details({f"  {name}": value for name, value in spec_lines(info.spec).items()})
     if info.instances:
         out.line()
         out.table(INSTANCE_COLUMNS, [instance_row(instance) for instance in info.instances])
@@ -477,10 +482,10 @@ def _print_members(services: Services, members: list[MemberInfo]) -> None:
 
 
 def _note_verdict(services: Services, info: JobInfo) -> None:
-    from raycontrol.cli.render import verdict_lines
+    from raycontrol.cli.render import kept_lines, verdict_lines
 
     if info.verdict is not None and info.exit_status not in (0, 130):
-        for line in verdict_lines(info.verdict):
+        for line in [*verdict_lines(info.verdict), *kept_lines(info)]:
             services.out.note(line)
 
 

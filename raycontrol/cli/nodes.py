@@ -9,12 +9,14 @@ import typer
 from raycontrol.cli import nodeview, options
 from raycontrol.cli.services import Services
 from raycontrol.errors import UsageError
+from raycontrol.wording import some
 
 if TYPE_CHECKING:
     from raycontrol.doctor import Check
     from raycontrol.hardware import NodeInfo
 
 CHECK_FAILED = 1
+ABSENT_SHOWN = 5
 
 Name = Annotated[
     str,
@@ -48,10 +50,15 @@ def list_nodes(
     services: Services = context.obj
     with services.client(address) as client:
         found = client.nodes()
+        absent = [] if as_json else [node.name for node in client.offline_nodes() if node.absent]
     if as_json:
         services.out.json([node.model_dump(mode="json") for node in found])
     else:
         services.out.table(nodeview.COLUMNS, [nodeview.row(node) for node in found])
+    if absent:
+        services.out.note(
+            f"offline, and not in the cluster now: {some(absent, ABSENT_SHOWN)} (`raycontrol node offline` says why)"
+        )
 
 
 def show(

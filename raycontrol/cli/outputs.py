@@ -11,6 +11,7 @@ from raycontrol.cli import options
 
 if TYPE_CHECKING:
     from raycontrol.cli.services import Services
+    from raycontrol.status import JobInfo
 
 
 def get(
@@ -40,7 +41,9 @@ def get(
 
     services: Services = context.obj
     with services.client(address) as client:
-        fetched = client.job(job).get_outputs(folder)
+        handle = client.job(job)
+        fetched = handle.get_outputs(folder)
+        info = handle.info()
     if as_json:
         services.out.json(asdict(fetched))
     elif fetched.files:
@@ -48,7 +51,15 @@ def get(
             f"{counted(fetched.files, 'file')}, {size(fetched.size)}, in {ascii_line(fetched.folder)}"
         )
     else:
-        services.out.line("no outputs (yet)")
+        services.out.note(_nothing(info))
+
+
+def _nothing(info: JobInfo) -> str:
+    if not info.over:
+        return "no outputs yet: they are collected when an attempt has ended"
+    if info.outputs is not None:
+        return f"no outputs found; the job's folder for them was {ascii_line(info.outputs)}"
+    return "no outputs: the job has left nothing in $RAYCONTROL_OUTPUT_DIR"
 
 
 def ascii_line(text: str) -> str:

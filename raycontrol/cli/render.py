@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from raycontrol.wording import counted, some
+from raycontrol.wording import assigned, counted, some
 
 if TYPE_CHECKING:
     from raycontrol.cli.output import Output
@@ -125,6 +126,19 @@ def details(info: JobInfo, now: float, *, over_http: bool = False) -> dict[str, 
     }
 
 
+SHOWN_ABOVE = frozenset({"name", "mode", "priority", "labels", "array"})
+"""Fields of a spec that ``details`` tells of already."""
+
+
+def spec_lines(spec: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what was asked for, a field a line: text as it is, all else as YAML would write it in one line."""
+    return {
+        name: one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in spec.items()
+        if name not in SHOWN_ABOVE
+    }
+
+
 def outputs_of(info: JobInfo, over_http: bool) -> str | None:
     """Return where the outputs are; who asks ``over_http`` may be on another machine than their folder."""
     if info.outputs is None or not over_http:
@@ -155,7 +169,7 @@ def variable_lines(instances: Sequence[InstanceInfo]) -> list[str]:
                 holders.setdefault((found.value, found.origin), []).append(item.name)
         for (value, origin), who in holders.items():
             whom = "" if len(who) == len(instances) else f", {some(who, NODES_SHOWN)}"
-            lines.append(f"{name}={value}  # {origin}{whom}")
+            lines.append(f"{assigned(name, value)}  # {origin}{whom}")
     return lines
 
 
@@ -177,15 +191,29 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 def summary(info: JobInfo, out: Output, *, over_http: bool = False) -> Sequence[str]:
     """Return the last lines of ``run``: state, cause, where outputs and logs are; ``over_http`` as in ``outputs_of``."""
-    took = duration((info.ended_at or info.submitted_at) - info.submitted_at)
     status = f", exit status {info.exit_status}" if info.exit_status else ""
-    lines = [f"{out.state(info.state)} ({info.reason}) after {took}{status}"]
-    if info.verdict is not None and info.state == "FAILED":
+    if info.kept_until is None:
+        took = duration((info.ended_at or info.submitted_at) - info.submitted_at)
+        lines = [f"{out.state(info.state)} ({info.reason}) after {took}{status}"]
+    else:
+        lines = [f"failed ({info.reason}){status}"]
+    if info.verdict is not None and (info.state == "FAILED" or info.kept_until is not None):
         lines += [f"  {line}" for line in verdict_lines(info.verdict)]
+    lines += kept_lines(info)
     if info.outputs is not None:
         lines.append(f"outputs: {outputs_of(info, over_http)}")
     lines.append(f"logs: raycontrol logs {info.id}")
     return lines
+
+
+def kept_lines(info: JobInfo) -> list[str]:
+    """Return what can be done with a job that has failed and keeps its nodes; nothing for another."""
+    if info.kept_until is None:
+        return []
+    return [
+        f"its nodes are kept for a look inside until {moment(info.kept_until)}: raycontrol shell {info.id}",
+        f"to let them go: raycontrol stop {info.id}",
+    ]
 
 
 def _array(info: JobInfo) -> str | None:

@@ -342,6 +342,10 @@ class FakeDoor:
         self.calls.append(("set_online", [*names], by))
         return [*names]
 
+    def offline_nodes(self) -> list[OfflineNode]:
+        self._fail()
+        return [OfflineNode(name="host-z", reason="fan", by="root", at=1.0, absent=True)]
+
     def node_groups(self) -> list[NodeGroup]:
         self._fail()
         return [NodeGroup(name="a100", nodes=("host-a", "host-z"), absent=("host-z",))]

@@ -58,6 +58,7 @@ WHO_MAY = {
     "GET /api/v1/queue": EVERYBODY,
     "GET /api/v1/nodes": EVERYBODY,
     "GET /api/v1/nodes/{name}": EVERYBODY,
+    "GET /api/v1/offline_nodes": EVERYBODY,
     "POST /api/v1/nodes/offline": ADMINS,
     "POST /api/v1/nodes/online": ADMINS,
     "GET /api/v1/node_groups": EVERYBODY,

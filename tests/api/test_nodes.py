@@ -31,6 +31,8 @@ def test_an_admin_sets_nodes_offline_and_online_and_the_audit_says_who(api: Api)
 def test_others_may_look_at_groups_and_change_nothing(api: Api) -> None:
     groups = [{"name": "a100", "nodes": ["host-a", "host-z"], "absent": ["host-z"]}]
     assert api.get("/api/v1/node_groups", by="viewer").json() == groups
+    offline = [{"name": "host-z", "reason": "fan", "by": "root", "at": 1.0, "absent": True}]
+    assert api.get("/api/v1/offline_nodes", by="viewer").json() == offline
     for path in ("nodes/offline", "nodes/online", "node_groups/a100/add", "node_groups/a100/remove"):
         answer = api.post(f"/api/v1/{path}", json={"nodes": ["host-a"]}, by="operator")
         assert answer.status_code == 403 and "needs the role admin" in answer.json()["detail"]
@@ -54,6 +56,7 @@ def test_the_door_over_http_says_the_same(api: Api) -> None:
         OfflineNode(name="host-a", reason="fan", by="root", at=1.0)
     ]
     assert door.set_online(["host-a"], "not sent") == ["host-a"]
+    assert [(node.name, node.absent) for node in door.offline_nodes()] == [("host-z", True)]
     assert door.node_groups() == [NodeGroup(name="a100", nodes=("host-a", "host-z"), absent=("host-z",))]
     assert door.add_to_group("big ones", ["host-a"], "not sent") == NodeGroup(
         name="big ones", nodes=("host-a",)

@@ -103,6 +103,9 @@ async def test_a_name_that_no_node_has_yet_may_be_set_offline_but_not_online(tmp
     roster = here.controller.roster
     (mark,) = await roster.set_offline(["host-x"], "not mounted yet", "root")
     assert mark.absent
+    await roster.set_offline(["a"], "fan", "root")
+    assert [(one.name, one.absent) for one in await roster.offline()] == [("a", False), ("host-x", True)]
+    await roster.set_online(["a"], "root")
     assert await roster.set_online(["host-x"], "root") == ["host-x"]
     with pytest.raises(UsageError, match="no node 'host-x' is there or offline"):
         await roster.set_online(["host-x"], "root")

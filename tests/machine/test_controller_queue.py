@@ -433,6 +433,7 @@ async def test_the_nodes_of_a_failed_job_that_is_kept_are_claimed_by_nobody(tmp_
     here = site(tmp_path, {"master-0": Program(seconds=0.05, code=3)})
     await here.submit("kept-1", nodes=1, timeouts={"keep_failed_s": 600})
     kept = await here.shows("kept-1", lambda info: info.kept_until is not None)
+    assert [node.jobs for node in await here.controller.nodes([kept.instances[0].node])] == [("kept-1",)]
     here.cluster.programs = STAYS
     await here.submit("wide-1")
     await here.submit("small-1", nodes=1)

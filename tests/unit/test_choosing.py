@@ -106,6 +106,7 @@ def test_the_traits_of_a_node_come_from_its_facts() -> None:
             'where.gpu_memory_gib: must be a number of GiB such as 80, or a comparison such as ">= 80", got "80GB"',
         ),
         ({"where": {"rack": ["a"]}}, "where.rack: must be text, got a list of 1"),
+        ({"node_names": "a"}, 'node_names: must be a list, such as [host-a, host-b], got "a"'),
         (
             {"node_names": ["a", "b"], "nodes": 3},
             "node_names: must name as many nodes as there are instances (3), got 2",
@@ -214,6 +215,19 @@ def test_those_that_are_left_out_are_counted_by_their_reasons() -> None:
     )
     assert choices.told(ANY, "no room") == "no room; 1 of 5 nodes is excluded: 1 offline"
     assert Choices(nodes[:2]).told(ANY, "no room") == "no room"
+
+
+def test_a_label_that_no_node_has_is_told_with_those_there_are() -> None:
+    choices = Choices([host("a", labels={"rack": "r1", "ray.io/node-id": "1"}), host("b")])
+    assert choices.told(Choice(where=(("rakc", "r1"),)), "no room") == (
+        "no room; no node has a label rakc (there are rack); 2 of 2 nodes are excluded: 2 by where rakc"
+    )
+    assert choices.told(Choice(where=(("rack", "r1"),)), "no room") == (
+        "no room; 1 of 2 nodes is excluded: 1 by where rack"
+    )
+    assert "(there are none but Ray's own)" in Choices([host("b")]).told(
+        Choice(where=(("rack", "r1"),)), "no room"
+    )
 
 
 def test_names_that_no_node_has_are_told() -> None:

@@ -20,6 +20,7 @@ from raycontrol.cli.output import Output
 from raycontrol.cli.render import event_line
 from raycontrol.cli.services import Services
 from raycontrol.errors import ControllerUnavailable, VersionMismatch
+from raycontrol.spec import JobSpec
 from raycontrol.status import (
     AttemptInfo,
     Event,
@@ -108,6 +109,46 @@ def test_get_tells_everything_about_a_failed_job() -> None:
     ):
         assert text in shell.stdout
     assert "\x1b" not in shell.stdout
+
+
+def test_get_tells_what_a_job_asked_for_and_masks_what_may_be_secret() -> None:
+    spec = JobSpec.from_dict(
+        {
+            "command": "torchrun train.py\nsync",
+            "nodes": "2-4",
+            "resources": {"gpu": 8},
+            "where": {"rack": "r1"},
+            "env": {"LR": "0.1", "API_TOKEN": "hush"},
+            "secret_env": {"KEY": "hush"},
+            "priority": 2,
+        }
+    )
+    shell = Shell(FakeClient(finished("digits-ab12cd", spec=spec.shown())))
+    assert shell("get", "digits") == 0
+    asked = shell.stdout.partition("asked for:\n")[2].splitlines()[:6]
+    assert asked == [
+        "  command     torchrun train.py sync",
+        "  nodes       2-4",
+        '  where       {"rack": "r1"}',
+        '  resources   {"gpu": 8.0}',
+        '  env         {"LR": "0.1", "API_TOKEN": "(masked)"}',
+        '  secret_env  {"KEY": null}',
+    ]
+    assert shell.json("get", "digits")["spec"]["nodes"] == "2-4"
+
+
+def test_a_job_that_failed_and_keeps_its_nodes_is_told_of_with_what_to_do() -> None:
+    kept = (
+        failed_job()
+        .info()
+        .model_copy(update={"state": JobState.STOPPING, "ended_at": None, "kept_until": SUBMITTED_AT + 600})
+    )
+    shell = Shell(FakeClient(FakeJob(kept)))
+    assert shell("wait", "digits") == 1
+    assert shell.stdout == "digits-ab12cd STOPPING (INSTANCE_FAILED)\n"
+    assert shell.stderr.splitlines()[0] == "worker-0 exited with code 1"
+    assert shell.stderr.splitlines()[-2].endswith(": raycontrol shell digits-ab12cd")
+    assert shell.stderr.splitlines()[-1] == "to let them go: raycontrol stop digits-ab12cd"
 
 
 def test_get_as_json_is_the_job() -> None:

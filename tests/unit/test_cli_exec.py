@@ -85,6 +85,9 @@ def test_what_failed_is_a_table_and_the_highest_status_is_the_commands(shell: Sh
         "125     node10  it has not answered for 20 s; what it runs ends by itself",
         "exec: 1 of 3 places exited 0",
     ]
+    killed = Over("node2", 137, signal=9)
+    assert shell("--all", "--", "x", news=(*all_over()[:1], killed, silent)) == 137
+    assert "137     node2   ended by signal 9" in shell.stderr.splitlines()
     assert shell("--all", "-v", "--", "x", news=all_over()) == 0
     assert shell.stderr.splitlines()[1] == "0       node[1-2,10]"
 
@@ -169,13 +172,15 @@ def test_a_script_goes_as_its_bytes(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say where: one of --nodes, --group, --all, --job and --rerun-failed"),
-        (("--all", "--nodes", "a"), "say where: one of"),
+        ((), "say where: exactly one of --nodes, --group, --all, --job and --rerun-failed"),
+        (("--all", "--nodes", "a"), "say where: exactly one of"),
         (("--nodes", " , "), "--nodes: must name something"),
-        (("--all", "--group", "worker"), "say where: one of"),
-        (("--all", "--instance", "worker-0"), "name the job, too"),
-        (("--job", "x", "--group", "a", "--instance", "b"), "give instances or a group, not both"),
-        (("--rerun-failed", "--group", "worker"), "say where: one of"),
+        (("--all", "--timeout", "0"), "--timeout: must be above 0, got 0"),
+        (("--all", "--parallel", "0"), "--parallel: must be at least 1, got 0"),
+        (("--all", "--group", "worker"), "say where: exactly one of"),
+        (("--all", "--instance", "worker-0"), "--instance is of a job: name it with --job, too"),
+        (("--job", "x", "--group", "a", "--instance", "b"), "give --instance or --group, not both"),
+        (("--rerun-failed", "--group", "worker"), "say where: exactly one of"),
         (
             ("--rerun-failed", "--instance", "worker-0"),
             "--rerun-failed says by itself where: leave --instance out",
@@ -190,7 +195,7 @@ def test_a_wrong_call_starts_nothing(shell: Shell, arguments: tuple[str, ...], s
 
 def test_a_command_is_needed(shell: Shell) -> None:
     assert shell("--all") == 2
-    assert "name a command or a script" in shell.stderr
+    assert "name a command after `--`, such as `-- nvidia-smi -L`, or a file with --script" in shell.stderr
 
 
 def test_bytes_pass_as_they_are_without_names() -> None:

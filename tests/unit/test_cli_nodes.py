@@ -301,6 +301,25 @@ def test_a_node_is_set_offline_with_a_reason_and_online_again() -> None:
     (mark,) = shell.json("node", "offline", "host-a", "--reason", "fan")
     assert mark == {"name": "host-a", "reason": "fan", "by": "ada", "at": 1_700_000_000.0, "absent": False}
     assert shell("node", "offline", "host-a") == 2
+    assert "give nodes and --reason; --reason is missing" in shell.stderr
+    assert shell("node", "offline", "--reason", "fan") == 2
+    assert "give nodes and --reason; nodes are missing" in shell.stderr
+
+
+def test_what_is_offline_is_listed_also_where_it_is_not_in_the_cluster() -> None:
+    shell = Shell([head()])
+    assert shell("node", "offline") == 0
+    assert (shell.stdout, shell.stderr) == ("", "no node is offline\n")
+    mark = OfflineNode(name="host-x", reason="fan 2", by="ada", at=1_700_000_000.0, absent=True)
+    shell.client.known_offline = [mark]
+    assert shell("node", "offline") == 0
+    assert shell.stdout.splitlines()[0].split() == ["NAME", "SINCE", "BY", "REASON", "NOTE"]
+    assert shell.stdout.splitlines()[1].endswith("ada  fan 2   not in the cluster now")
+    assert shell.json("node", "offline") == [mark.model_dump(mode="json")]
+    assert shell("nodes") == 0
+    assert shell.stderr == (
+        "offline, and not in the cluster now: host-x (`raycontrol node offline` says why)\n"
+    )
 
 
 def test_groups_are_made_shown_and_removed() -> None:

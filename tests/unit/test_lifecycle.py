@@ -841,7 +841,7 @@ def test_info_says_whether_rdma_is_really_used(
     when: str, transports: tuple[str, ...], text: str | None
 ) -> None:
     job = after(with_rdma(when), *(seen("worker-0", transport) for transport in transports))
-    assert info(job, network=True).rdma == text
+    assert info(job, whole=True).rdma == text
 
 
 def test_a_transport_is_told_once_and_sockets_are_warned_of_when_rdma_is_on() -> None:
@@ -857,11 +857,11 @@ def test_a_transport_is_told_once_and_sockets_are_warned_of_when_rdma_is_on() ->
 
 def test_info_shows_what_was_set_about_the_network_and_where_it_comes_from() -> None:
     job = with_rdma("on")
-    assert info(job, network=True).instances[0].variables["NCCL_IB_HCA"] == Variable(
+    assert info(job, whole=True).instances[0].variables["NCCL_IB_HCA"] == Variable(
         value="=mlx5_0:1", origin="the active InfiniBand ports"
     )
     assert info(job).instances[0].variables == {}
-    assert info(jobs.preparing(), network=True).instances[0].variables == {}
+    assert info(jobs.preparing(), whole=True).instances[0].variables == {}
 
 
 # What a stop tells an instance.
@@ -960,6 +960,7 @@ def test_info_shows_the_whole_job() -> None:
         "abandoned": False,
         "index": None,
         "array": None,
+        "spec": None,
         "kept_until": None,
         "attempts": [
             {

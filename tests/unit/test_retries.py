@@ -60,6 +60,9 @@ def ends(
         (ends(4), {"fail": (3,)}, Budget.PROGRAM),
         (ends(3), {"retry": (75,)}, Budget.NONE),
         (ends(75), {"retry": (75,)}, Budget.PROGRAM),
+        (ends(77), {"retry": (3, "64-78")}, Budget.PROGRAM),
+        (ends(79), {"retry": (3, "64-78")}, Budget.NONE),
+        (ends(65), {"fail": ("64-78",)}, Budget.NONE),
         (ends(signal=11), {"retry": (139,)}, Budget.PROGRAM),
         (ends(signal=11), {"fail": (139,)}, Budget.NONE),
         (ends(137, reason=Reason.OUT_OF_MEMORY), {}, Budget.NONE),
@@ -88,13 +91,13 @@ def test_every_reason_for_which_an_attempt_can_end_is_in_the_table() -> None:
 
 
 def test_an_exit_code_is_one_that_a_program_can_have() -> None:
-    for code in (0, 256, "3"):
+    for code in (0, 256, "3", "0-3", "5-3", "3-256", True):
         with pytest.raises(SpecError, match="exit_codes"):
             JobSpec.from_dict({"command": "true", "retry": {"exit_codes": {"retry": [code]}}})
 
 
 def test_an_exit_code_is_tried_again_or_not() -> None:
-    codes = {"retry": [3, 4, 5], "fail": [5, 3]}
+    codes = {"retry": ["3-5"], "fail": [5, 3]}
     with pytest.raises(
         SpecError, match=r"exit_codes.fail: must not name what exit_codes.retry names too, got 3, 5"
     ):

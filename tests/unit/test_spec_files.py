@@ -12,7 +12,7 @@ import pytest
 
 from raycontrol.errors import Fault, SpecError
 from raycontrol.spec import JobSpec, Resources, load, schema
-from raycontrol.specfile import parse
+from raycontrol.specfile import override, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -295,6 +295,19 @@ def test_overrides_by_the_yaml_rules_and_env_always_as_text(tmp_path: Path) -> N
     assert (spec.labels, spec.pipefail, spec.slots) == ({"x.y": "z"}, False, None)
     assert spec.working_dir == str(tmp_path / "src")
     assert load(path, ["working_dir=lib"]).working_dir == str(Path.cwd() / "lib")
+
+
+def test_conditions_on_nodes_need_no_quotes_beside_those_of_the_shell() -> None:
+    """YAML would begin a block with `>`, and take `!…` for a tag."""
+    document = parse("command: x\n")
+    sets = ["where.gpu_memory_gib=>= 80", "where.rack=!r1", "where.ray.io/zone=in(a,b)", "where.rdma=true"]
+    override(document, sets)
+    assert JobSpec.model_validate(document.data, context=document).where == {
+        "gpu_memory_gib": ">= 80",
+        "rack": "!r1",
+        "ray.io/zone": "in(a,b)",
+        "rdma": "true",
+    }
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_another_code_fails_the_job_as_ever() -> None:
 def test_zero_fails_a_job_where_it_is_not_valid() -> None:
     job = ended(after(running(1), exited("worker-0", code=0)))
     assert (job.state, info(job).exit_code, info(job).exit_status) == (JobState.FAILED, 0, 1)
+    assert job.verdict is not None and job.verdict.summary.endswith("exited 0; valid_exit_codes: 1")
 
 
 def test_a_valid_code_of_one_instance_does_not_hide_the_failure_of_another() -> None:
