@@ -39,6 +39,8 @@ class Calls:
         self._long = Crew("watch", limits.watched_jobs, limits.watched_jobs)
         # Every follower reads, and all at once when a log grows.
         self._files = Crew("file", 8, limits.followers + limits.waiting_calls)
+        # Outputs may lie on a file server that is dead: who waits for it holds up only others that do.
+        self._outputs = Crew("outputs", 4, limits.waiting_calls)
         # A large spec takes seconds to be checked; two at a time leave the processor to others.
         self._checks = Crew("check", 2, limits.waiting_calls)
         self._records = Crew("record", 2, None)
@@ -84,6 +86,10 @@ class Calls:
         """Return what ``work`` reads from this machine's files."""
         return await self._files.do(work)
 
+    async def read_outputs(self, work: Callable[[], T]) -> T:
+        """As ``read``, for what may lie in a folder that the nodes share."""
+        return await self._outputs.do(work)
+
     async def check(self, work: Callable[[], T]) -> T:
         """Return what ``work`` computes; raises TooMany as ``ask`` does."""
         with self.counted():
@@ -95,7 +101,7 @@ class Calls:
 
     def close(self) -> None:
         """Give up what waits; a call that is under way ends by itself."""
-        for crew in (self._short, self._long, self._files, self._checks, self._records):
+        for crew in (self._short, self._long, self._files, self._outputs, self._checks, self._records):
             crew.close()
 
 

@@ -21,6 +21,7 @@ from raycontrol.api.attempts import attempt_of
 from raycontrol.api.described import BYTES, EVENT, MEDIA, PREFIX, PROBLEMS, gives, takes
 from raycontrol.api.files import (
     CHUNK_BYTES,
+    InThread,
     LogFiles,
     Packed,
     checked_instance,
@@ -182,7 +183,7 @@ async def tail_offset(
 )
 async def logs_archive(request: Request, job: SeenJob) -> StreamingResponse:
     """Download all logs."""
-    return _archive(request, job, "logs", log_members)
+    return _archive(request, job, "logs", log_members, hub_of(request).calls.read)
 
 
 @router.get(
@@ -192,7 +193,7 @@ async def logs_archive(request: Request, job: SeenJob) -> StreamingResponse:
 )
 async def outputs_archive(request: Request, job: SeenJob) -> StreamingResponse:
     """Download all outputs that were collected. Links are left out."""
-    return _archive(request, job, "outputs", output_members)
+    return _archive(request, job, "outputs", output_members, hub_of(request).calls.read_outputs)
 
 
 # -- ranges ----------------------------------------------------------------------------------------------------------
@@ -395,11 +396,14 @@ async def _news(hub: Hub, job: JobInfo, wanted: LogRead) -> dict[str, bytes]:
 
 
 def _archive(
-    request: Request, job: JobInfo, what: str, members: Callable[[Path, str], Iterator[Packed]]
+    request: Request,
+    job: JobInfo,
+    what: str,
+    members: Callable[[Path, str], Iterator[Packed]],
+    in_thread: InThread,
 ) -> StreamingResponse:
-    hub = hub_of(request)
     headers = {"Content-Disposition": f'attachment; filename="{job.id}-{what}.tar"'}
-    pieces = tar(iter(members(hub.home, job.id)), hub.calls.read)
+    pieces = tar(members(hub_of(request).home, job.id), in_thread)
     return GuardedStream(pieces, lambda: shut_out(request), headers=headers, media_type=MEDIA["tar"])
 
 

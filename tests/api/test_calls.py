@@ -130,3 +130,15 @@ def test_however_many_ask_what_was_done_is_recorded(stuck: threading.Event) -> N
         return recorded
 
     assert asyncio.run(ask())
+
+
+def test_outputs_on_a_file_server_that_is_dead_hold_up_nothing_else() -> None:
+    async def scene() -> None:
+        calls, lives = Calls(FakeDoor, Limits()), threading.Event()
+        stuck = [asyncio.ensure_future(calls.read_outputs(lambda: lives.wait(30))) for _ in range(20)]
+        assert await asyncio.wait_for(calls.read(lambda: "a line"), 10) == "a line"
+        lives.set()
+        assert await asyncio.gather(*stuck) == [True] * 20
+        calls.close()
+
+    asyncio.run(scene())
