@@ -1,109 +1,116 @@
 """How long a job takes that does nothing, beside what else could start it on the same hosts, in the same run.
 
-``python -m tests.bench.launch [--rounds N]``, as root: three hosts, Ray on them, then rounds in which each way takes
-its turn, so that all meet the same machine. Prints the median of each, its spread, and its ratio to the first.
+``python -m tests.bench.launch [--rounds N]``, as root: three hosts, Ray with the settings of `raycontrol ray-env` on
+them, then rounds in which each way takes its turn, so that all meet the same machine. The slow ones take it in each fifth.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from sys import executable
 
-from tests.hosts.network import BIN, HostProcess, Hosts, why_no_hosts
+from tests.bench.alone import alone
+from tests.bench.peers import no_slurm, recommended, slurm
+from tests.bench.tables import Table, Way, brief, measure, quantile, waiting
+from tests.hosts.network import BIN, Hosts
 
 SDK = """
-import sys
+import sys, time
 from raycontrol import Client, JobSpec
 client = Client()
 spec = JobSpec(command="true", nodes=3)
 client.submit(spec).wait(timeout_s=300)
 print("ready", flush=True)
 for line in sys.stdin:
+    began = time.perf_counter()
     assert client.submit(spec).wait(timeout_s=300).state == "SUCCEEDED"
-    print("done", flush=True)
+    print(time.perf_counter() - began, flush=True)
 """
+SRUN = """
+import subprocess, sys, time
+print("ready", flush=True)
+for line in sys.stdin:
+    began = time.perf_counter()
+    subprocess.run(["srun", "--immediate=30", "-N3", "true"], check=True)
+    print(time.perf_counter() - began, flush=True)
+"""
+TRAINER = """
+import os, sys, time
+out, sys.stdout = sys.stdout, sys.stderr
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+ray.init()
+print("ready", file=out, flush=True)
+for line in sys.stdin:
+    began = time.perf_counter()
+    scaling = ScalingConfig(num_workers=3, placement_strategy="STRICT_SPREAD")
+    TorchTrainer(lambda: None, scaling_config=scaling, run_config=RunConfig(storage_path=sys.argv[1])).fit()
+    print(time.perf_counter() - began, file=out, flush=True)
+"""
+OURS = "Client().submit(3 x true).wait(), connected"
+SUBMIT, TRAIN = "ray job submit -- true (one process)", "TorchTrainer(3 workers).fit() of nothing, connected"
+FLOOR = "floor: fork and exec of true by Python"
+IMPORTS = 'floor: python -c "import typer, rich"'
+RUN, HELP, LIST = "raycontrol run --nodes 3 -- true", "raycontrol --help", "raycontrol list, on the head"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn (default 5)")
-    rounds = parser.parse_args().rounds
-    reason = why_no_hosts()
-    if reason:
-        sys.exit(f"bench: {reason}")
-    with tempfile.TemporaryDirectory() as home, Hosts(3, keep=[Path(home)]) as hosts:
-        hosts.start_cluster()
-        env = {"RAYCONTROL_HOME": home, "RAY_ADDRESS": hosts.address, "RAY_AUTH_MODE": "disabled"}
-        with hosts.popen(1, [sys.executable, "-c", SDK], env=env, stdin=subprocess.PIPE) as client:
-            expect(client, "ready")
-            report(measure(ways(hosts, env, client), rounds))
-            assert client.stdin is not None
-            client.stdin.close()
-
-
-def ways(hosts: Hosts, env: Mapping[str, str], client: HostProcess) -> dict[str, Callable[[], object]]:
-    """Each does the same: it runs ``true`` and returns when it is known to have ended well."""
-    ray_env = {**env, "RAY_ADDRESS": f"http://{hosts.ip(0)}:8265"}
-
-    def connected() -> None:
-        assert client.stdin is not None
-        client.stdin.write("go\n")
-        client.stdin.flush()
-        expect(client, "done")
-
-    def command(i: int, *argv: str | Path, environment: Mapping[str, str] = env) -> None:
-        hosts.run(i, argv, env=environment, check=True, timeout_s=300)
-
-    return {
-        "ray job submit -- true (one process)": lambda: command(
-            0, BIN / "ray", "job", "submit", "--", "true", environment=ray_env
-        ),
-        "raycontrol run --nodes 3 -- true": lambda: command(
-            1, BIN / "raycontrol", "run", "--nodes", "3", "--", "true"
-        ),
-        "Client().submit(3 x true).wait(), connected": connected,
-        "floor: python -c 'import typer, rich'": lambda: command(
-            1, sys.executable, "-c", "import typer, rich"
-        ),
-    }
-
-
-def measure(actions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds that each action took in each round; one that returns a float has measured itself."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for action in actions.values():
-        action()  # the first of each pays for what the rest finds ready
-    for _ in range(rounds):
-        for name, action in actions.items():
-            began = time.perf_counter()
-            measured = action()
-            taken = time.perf_counter() - began
-            times[name].append(measured if isinstance(measured, float) else taken)
-    return times
-
-
-def report(times: Mapping[str, Sequence[float]]) -> None:
-    first = next(iter(times.values()))
-    print(f"{'':<46} {'median':>8} {'spread':>16} {'ratio to the first':>22}")
-    for name, taken in times.items():
-        ratios = [one / other for one, other in zip(taken, first, strict=True)]
-        print(
-            f"{name:<46} {statistics.median(taken):6.2f} s {min(taken):6.2f} … {max(taken):5.2f} s"
-            f" {statistics.median(ratios):7.3f} ({min(ratios):.3f} … {max(ratios):.3f})"
+def tables(rounds: int) -> Sequence[Table]:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Hosts(3, keep=[Path(name)]) as hosts,
+        ExitStack() as until_end,
+    ):
+        env = {"RAYCONTROL_HOME": f"{name}/home", "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
+        hosts.start_cluster(env=recommended())
+        env["RAY_ADDRESS"] = hosts.address
+        ours = until_end.enter_context(waiting(hosts, 0, SDK, env))
+        trainer = until_end.enter_context(
+            waiting(hosts, 0, TRAINER.replace("sys.argv[1]", repr(str(hosts.shared))), env)
         )
+        ways: dict[str, Way] = {OURS: lambda: float(ours(""))}
+        if (lacking := no_slurm()) is None:
+            conf = until_end.enter_context(
+                slurm(hosts, Path(name), more="SchedulerParameters=batch_sched_delay=0")
+            )
+            srun = until_end.enter_context(waiting(hosts, 0, SRUN, conf))
+            ways["srun -N3 true"] = lambda: float(srun(""))
+        ray_env = {**env, "RAY_ADDRESS": f"http://{hosts.ip(0)}:8265"}
+        ways |= {
+            SUBMIT: command(hosts, ray_env, BIN / "ray", "job", "submit", "--", "true"),
+            TRAIN: lambda: float(trainer("")),
+            FLOOR: lambda: hosts.run(0, ["true"], check=True),
+        }
+        slow = {SUBMIT: 5, TRAIN: 5}
+        jobs = measure(ways, rounds, slow)
+        cli = measure(
+            {
+                IMPORTS: command(hosts, env, executable, "-c", "import typer, rich"),
+                HELP: command(hosts, env, BIN / "raycontrol", "--help"),
+                LIST: command(hosts, env, BIN / "raycontrol", "list"),
+                RUN: command(hosts, env, BIN / "raycontrol", "run", "--nodes", "3", "--", "true"),
+            },
+            max(1, rounds // 2),
+        )
+    p95 = brief(quantile(jobs[OURS], 0.95))
+    notes = [f"{OURS}: p95 {p95} s. Goals: 0.5 s, p95 0.8 s; 1/15 of `ray job submit`, 1/30 of TorchTrainer"]
+    notes += [] if lacking is None else [f"not compared with {lacking}"]
+    return [
+        Table("A job of three instances that does nothing", jobs, notes=notes),
+        Table(
+            "The command line, whole processes",
+            cli,
+            notes=["Goals: run 1.5 s, --help 0.3 s, list 0.5 s"],
+        ),
+    ]
 
 
-def expect(client: HostProcess, word: str) -> None:
-    assert client.stdout is not None
-    line = client.stdout.readline()
-    assert line.strip() == word, f"the client said {line!r}"
+def command(hosts: Hosts, env: Mapping[str, str], *argv: str | Path) -> Callable[[], object]:
+    return lambda: hosts.run(0, argv, env=env, check=True, timeout_s=300)
 
 
 if __name__ == "__main__":
-    main()
+    alone(__doc__, tables, rounds=20)

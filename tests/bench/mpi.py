@@ -2,22 +2,22 @@
 
 ``python -m tests.bench.mpi [--rounds N]``, as root, with Debian's openssh-server: three hosts, Ray and an sshd on each.
 One job is held open; its start command calls mpirun whenever it is told to, between calls over sshd from a login on
-the same host, so that both meet the same machine. Prints the median of each, its spread, and the ratio.
+the same host, so that both meet the same machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench.launch import measure, report
-from tests.hosts.network import BIN, HostProcess, Hosts, why_no_hosts
+from tests.bench.alone import alone
+from tests.bench.tables import Table, measure
+from tests.hosts.network import BIN, HostProcess, Hosts
 from tests.support import wait_until
 
 HELLO = "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 6"
@@ -42,13 +42,9 @@ exec ssh -i {folder}/login_key -o StrictHostKeyChecking=no -o UserKnownHostsFile
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="how often each takes its turn (default 10)")
-    rounds = parser.parse_args().rounds
-    reason = why_no_hosts() or ("" if shutil.which("sshd", path=SBIN) else "needs Debian's openssh-server")
-    if reason:
-        sys.exit(f"bench: {reason}")
+def tables(rounds: int) -> Sequence[Table]:
+    if not shutil.which("sshd", path=SBIN):
+        raise SystemExit("bench: needs Debian's openssh-server")
     with tempfile.TemporaryDirectory() as name, Hosts(3, keep=[Path(name)]) as hosts:
         folder = Path(name)
         hosts.start_cluster()
@@ -58,15 +54,15 @@ def main() -> None:
         spec = ("--mode", "mpi", "--nodes", "3", "--slots", "2", "--", line)
         job = hosts.popen(0, [BIN / "raycontrol", "run", *spec], env=env)
         try:
-            report(
-                measure({"over sshd": over_sshd(hosts, folder), "raycontrol": in_job(folder, job)}, rounds)
-            )
+            ways = {"over sshd": over_sshd(hosts, folder), "raycontrol": in_job(folder, job)}
+            found = measure(ways, rounds)
         finally:
             (folder / "stop").touch()
             told, _ = job.communicate(timeout=60)
             for daemon in daemons:
                 daemon.end()
         assert job.returncode == 0, told
+    return [Table("mpirun of 3 x 2 ranks, which say hello", found)]
 
 
 SBIN = "/usr/sbin:/usr/local/sbin:/usr/bin"
@@ -121,4 +117,4 @@ def in_job(folder: Path, job: HostProcess) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    main()
+    alone(__doc__, tables, rounds=10)

@@ -3,25 +3,24 @@
 ``python -m tests.bench.ray [--rounds N]``, as root: three hosts, Ray on them, then rounds in which each way takes its
 turn. The script starts a head with the same options and ports of its own, then both other nodes at once, and ends when
 all three have said that they are up; the start command's first line and the script's next one are what is waited for.
-Ending what was started is not part of the figures. Prints the median of each, its spread, and the ratio.
+Ending what was started is not part of the figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bench.launch import expect, measure, report
-from tests.hosts.network import BIN, HostProcess, Hosts, why_no_hosts
+from tests.bench.alone import alone
+from tests.bench.tables import Table, Way, measure, waiting
+from tests.hosts.network import BIN, HostProcess, Hosts
 from tests.support import wait_until
 
 SDK = """
@@ -41,39 +40,17 @@ PORT, CLIENT_PORT = 7701, 7702
 GONE_S = 60
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn (default 5)")
-    rounds = parser.parse_args().rounds
-    reason = why_no_hosts()
-    if reason:
-        sys.exit(f"bench: {reason}")
+def tables(rounds: int) -> Sequence[Table]:
     with tempfile.TemporaryDirectory() as name, Hosts(3, keep=[Path(name)]) as hosts:
         folder = Path(name)
         hosts.start_cluster()
         env = {"RAYCONTROL_HOME": name, "RAY_ADDRESS": hosts.address, "RAY_AUTH_MODE": "disabled"}
-        with hosts.popen(0, [sys.executable, "-c", SDK], env=env, stdin=subprocess.PIPE) as client:
-            expect(client, "ready")
-            by_hand = script(hosts, folder)
-            report(
-                measure(
-                    {"3 x ray start, by a script": by_hand, "raycontrol": submitted(client, folder)}, rounds
-                )
-            )
-            assert client.stdin is not None
-            client.stdin.close()
-
-
-def submitted(client: HostProcess, folder: Path) -> Callable[[], float]:
-    """Submit a job; return how many seconds later its start command ran."""
-
-    def call() -> float:
-        assert client.stdin is not None and client.stdout is not None
-        client.stdin.write(f"{folder / 'first-line'}\n")
-        client.stdin.flush()
-        return float(client.stdout.readline())
-
-    return call
+        with waiting(hosts, 0, SDK, env) as submitted:
+            ways: dict[str, Way] = {
+                "3 x ray start, by a script": script(hosts, folder),
+                "raycontrol": lambda: float(submitted(str(folder / "first-line"))),
+            }
+            return [Table("A Ray cluster of three nodes for a job", measure(ways, rounds))]
 
 
 def script(hosts: Hosts, folder: Path) -> Callable[[], float]:
@@ -138,4 +115,4 @@ def end(hosts: Hosts, before: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    alone(__doc__, tables, rounds=5)

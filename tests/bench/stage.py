@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.bench.launch import expect
+from tests.bench.tables import expect
 from tests.cluster_state import LASTING_ACTORS, RESERVABLE, attempt_of, owner_of
 from tests.hosts.conftest import Cluster
 from tests.hosts.network import HostProcess, Hosts
