@@ -77,7 +77,7 @@ async def tar(members: Iterator[Packed], in_thread: InThread) -> AsyncIterator[b
             async for piece in _packed(member.name, opened, in_thread):
                 yield piece
         finally:
-            opened.close()
+            await in_thread(opened.close)
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
@@ -88,7 +88,7 @@ def _members(home: Path, top: Path) -> Iterator[Packed]:
 
 
 async def _packed(name: str, opened: FileIO, in_thread: InThread) -> AsyncIterator[bytes]:
-    found = os.fstat(opened.fileno())
+    found = await in_thread(lambda: os.fstat(opened.fileno()))
     yield _header(name, found)
     place = 0
     while place < found.st_size:

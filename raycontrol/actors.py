@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from raycontrol import nodeenv
 from raycontrol.archive import Archive
@@ -42,6 +42,7 @@ HEAD_PIN = {"node:__internal_head__": 0.001}
 NODE_ACTOR_S = 60.0
 NODE_ACTOR_RETRY_S = 0.2
 PLACE_ACTOR_S = 10.0
+UNAVAILABLE_RETRY_S = 0.2
 MOST_PASSES = 10
 """So often ``regain_priority`` looks at all threads; the second look finds nothing, as a rule."""
 FREE = {
@@ -318,20 +319,18 @@ class Way:
         self._handles: dict[Place, Any] = {}
 
     async def start(self, place: Place, exec_id: str, command: Command) -> Began:
-        actor = await self._actor(place)
-        began: Began = await self._told(actor.exec_start.remote(exec_id, place.name, command))
+        began: Began = await self._answer(place, "exec_start", exec_id, place.name, command)
         return began
 
     async def read(self, place: Place, exec_id: str, offset: int, wait_s: float) -> Chunk:
-        actor = await self._actor(place)
-        chunk: Chunk = await self._told(actor.exec_read.remote(exec_id, offset, wait_s))
+        chunk: Chunk = await self._answer(place, "exec_read", exec_id, offset, wait_s)
         return chunk
 
     async def keep(self, place: Place, exec_id: str) -> None:
-        await self._told((await self._actor(place)).exec_keep.remote(exec_id))
+        await self._answer(place, "exec_keep", exec_id)
 
     async def stop(self, place: Place, exec_id: str, grace_s: float, why: str) -> None:
-        await self._told((await self._actor(place)).exec_stop.remote(exec_id, grace_s, why))
+        await self._answer(place, "exec_stop", exec_id, grace_s, why)
 
     async def _actor(self, place: Place) -> Any:
         """Return a place's actor; on a node that has just joined, wait until the controller has made it."""
@@ -347,14 +346,21 @@ class Way:
                 await asyncio.sleep(NODE_ACTOR_RETRY_S)
         return self._handles[place]
 
-    async def _told(self, reference: Any) -> Any:
-        """Return an answer; raises PlaceFailed where there will be none."""
-        try:
-            return await result_of(reference)
-        except RayActorError as error:
-            raise PlaceFailed(f"its actor is gone: {_last_line(error)}") from None
-        except RayError as error:
-            raise PlaceFailed(_last_line(error)) from error
+    async def _answer(self, place: Place, method: str, *arguments: Any) -> Any:
+        """Return an answer; raises PlaceFailed where there will be none.
+
+        An actor that cannot be reached for a moment is asked again, for as long as the caller waits: each call may be repeated.
+        """
+        while True:
+            actor = await self._actor(place)
+            try:
+                return await result_of(getattr(actor, method).remote(*arguments))
+            except ActorUnavailableError:
+                await asyncio.sleep(UNAVAILABLE_RETRY_S)
+            except RayActorError as error:
+                raise PlaceFailed(f"its actor is gone: {_last_line(error)}") from None
+            except RayError as error:
+                raise PlaceFailed(_last_line(error)) from error
 
 
 def _last_line(error: RayError) -> str:

@@ -48,6 +48,8 @@ T = TypeVar("T")
 
 LONGEST_POLL_S = 20.0
 LARGEST_READ_BYTES = 16 * MIB
+SHARED_S = 60.0
+"""How long the removal of a job's outputs from the shared folder may take: its file server may be dead."""
 STALE_S = 3600.0
 """Uploads that nobody went on with for so long are given up."""
 INCOMING_PACKAGES = "incoming/*.part"
@@ -63,10 +65,16 @@ class Archive:
     """
 
     def __init__(
-        self, home: str | os.PathLike[str], *, min_free_bytes: int = 200 * MIB, clean_up: bool = True
+        self,
+        home: str | os.PathLike[str],
+        *,
+        min_free_bytes: int = 200 * MIB,
+        clean_up: bool = True,
+        shared_s: float = SHARED_S,
     ) -> None:
         self.home = Path(home).expanduser()
         self.min_free_bytes = min_free_bytes
+        self._shared_s = shared_s
         self._packages = PackageFolder(self.home)
         # Pools of their own, so that hashing a package or deleting a job never keeps the logs waiting, and a dead file server
         # of the folder that the nodes share holds up nothing but what is asked of that.
@@ -222,9 +230,19 @@ class Archive:
     # Keeping house
 
     async def remove_job(self, job_id: str) -> None:
-        """Remove all that is kept of a job; nothing happens when there is nothing."""
+        """Remove all that is kept of a job; nothing happens when there is nothing.
+
+        What is in the shared folder goes first: as long as something is here the job is still named by ``usage``, and removed
+        again. Raises StoreError where the shared folder does not let go of it in time; the rest then stays, too.
+        """
+        removing = self._in(self._shared, Tops.of(self.home, job_id).remove_shared)
+        try:
+            await asyncio.wait_for(removing, self._shared_s)
+        except asyncio.TimeoutError:
+            raise StoreError(
+                f"the outputs of {job_id} in the shared folder were not removed within {self._shared_s:g} s; trying again later"
+            ) from None
         await self._in(self._slow, remove_tree, JobFolder(self.home, job_id).root)
-        await self._in(self._shared, Tops.of(self.home, job_id).remove_shared)
 
     async def remove_packages(self, keep: set[str]) -> None:
         """Remove every package whose digest is not in ``keep`` and that nobody has put or asked for lately, and what has

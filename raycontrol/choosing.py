@@ -97,8 +97,8 @@ class Choices:
         if missing:
             yield f"not in the cluster: {some(missing, NAMED)}"
         labels = {label for node in self._nodes for label in node.labels}
-        for name, _ in choice.where:
-            if name not in conditions.FACTS and name not in labels:
+        for name, condition in choice.where:
+            if conditions.needs_label(name, condition) and name not in labels:
                 known = sorted(label for label in labels if not label.startswith(RAY_S_OWN))
                 told = some(known, NAMED) or "none but Ray's own"
                 yield f"no node has a label {name} (there are {told})"

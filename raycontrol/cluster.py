@@ -42,7 +42,7 @@ from raycontrol.actors import (
 from raycontrol.controller import Controller
 from raycontrol.demands import PLACING_S
 from raycontrol.duties import InstanceGone, ReservationRefused
-from raycontrol.errors import UsageError
+from raycontrol.errors import StoreError, UsageError
 from raycontrol.fence import Answer, knock
 from raycontrol.hardware import Lookup, NodeFacts
 from raycontrol.job import Job, job_of
@@ -304,7 +304,12 @@ class RayCluster:
     async def remove_stored(self, job_ids: Sequence[str], packages_in_use: set[str]) -> None:
         archive = archive_handle()
         for job_id in job_ids:
-            await archive.remove_job.remote(job_id)
+            try:
+                await result_of(archive.remove_job.remote(job_id))
+            except (
+                StoreError
+            ) as error:  # the next look at what is kept finds it again, and the others are not to wait
+                log.warning("%s", error)
         await archive.remove_packages.remote(packages_in_use)
 
     def _wait_for_hosts(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:

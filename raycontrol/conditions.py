@@ -81,6 +81,12 @@ def _words(text: str) -> Words:
     return Words(values, text.startswith("!"))
 
 
+def needs_label(name: str, text: str) -> bool:
+    """Whether no node fulfils the condition that does not have a label of this name."""
+    condition = parsed(name, text)
+    return name not in FACTS and isinstance(condition, Words) and not condition.negated
+
+
 def holds(name: str, text: str, labels: Mapping[str, str], traits: Traits | None) -> bool | None:
     """Whether the condition is true of a node with these labels and traits; None where that is not known yet."""
     condition = parsed(name, text)

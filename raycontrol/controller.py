@@ -419,7 +419,6 @@ class Controller:
         await self.roster.load()
         await self._cluster.serve_nodes()
         self._ledger.resume()
-        self._loops.append(asyncio.ensure_future(self._prove_sharing()))
         loops = (
             self._ledger.take_arrivals(),
             self._ledger.take_events(),
@@ -431,13 +430,17 @@ class Controller:
             self._caretaker.keep_within_limits(),
         )
         self._loops = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
+        self._proving = asyncio.ensure_future(self._prove_sharing())
 
     # Helpers.
 
     async def _prove_sharing(self) -> None:
         """Look at the shared folder on every node before a job needs it; what is wrong is in the log."""
-        rooms = await self._scheduler.rooms() if self._sharing.wanted else ()
-        await asyncio.gather(*(self._sharing.of(room.id, room.name) for room in rooms))
+        try:
+            rooms = await self._scheduler.rooms() if self._sharing.wanted else ()
+            await asyncio.gather(*(self._sharing.of(room.id, room.name) for room in rooms))
+        except Exception:  # it is proved again before a job needs it
+            log.exception("the shared folder could not be looked at")
 
     async def _find(self, job_id: str) -> Job | None:
         if job_id in self._ledger.jobs:

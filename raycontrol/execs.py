@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import pwd
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from raycontrol import process
@@ -32,6 +34,8 @@ from raycontrol.execution import (
 )
 from raycontrol.logs import tail
 from raycontrol.plan import Mount, shell_argv
+
+log = logging.getLogger(__name__)
 
 UNASKED_S = 60.0
 """A command of which nobody has asked for so long is ended: whoever began it is gone."""
@@ -138,7 +142,8 @@ class Execs:
         self._background.start(self._forget(exec_id, running, folder))
         if command.timeout_s is not None:
             running.end_after(command.timeout_s)
-        return Began(place, "root" if command.root else _user(), around.remark)
+        user = "root" if command.root else await asyncio.to_thread(own_name)
+        return Began(place, user, around.remark)
 
     async def _begun(self, place: str, command: Command, around: Surroundings, folder: Path) -> _Running:
         try:
@@ -176,13 +181,16 @@ class Execs:
         await asyncio.to_thread(remove_tree, folder)
         if ended is None or ended.code != 0:
             raise PlaceFailed(
-                f"`sudo -n` is refused to {_user()}: {said or 'it does not say why'}; allow it in sudoers (NOPASSWD)"
+                f"`sudo -n` is refused to {own_name()}: {said or 'it does not say why'}; allow it in sudoers (NOPASSWD)"
             )
 
     async def _forget(self, exec_id: str, running: _Running, folder: Path) -> None:
         """Remove what lies on the disk once the command is gone, and what is known of it once nobody will ask any more."""
         await running.process.gone()
-        await asyncio.to_thread(remove_tree, folder)
+        try:
+            await asyncio.to_thread(remove_tree, folder)
+        except OSError:  # no descriptor to spare, say: what lies there goes with the node's next actor
+            log.exception("removing what an exec has left in %s", folder)
         await running.given_up.wait()
         running.close()
         del self._running[exec_id]
@@ -302,8 +310,12 @@ class _Running:
 
 async def _begin(run: process.Run, place: str, background: Background, unasked_s: float) -> _Running:
     """Start it, with a pipe for all that it writes."""
-    reading, writing = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        reading, writing = os.pipe()
+    except OSError:
+        os.close(nothing)
+        raise
     try:
         with suppress(OSError):  # the user has too many such pipes: a small one does it, too
             fcntl.fcntl(writing, F_SETPIPE_SZ, PIECE_BYTES)
@@ -345,7 +357,8 @@ def _ways_to_root() -> tuple[str, ...]:
     return () if os.geteuid() == 0 else ("sudo", "-n", "--")
 
 
-def _user() -> str:
+@cache
+def own_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a number without a name, as in containers

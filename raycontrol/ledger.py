@@ -142,6 +142,9 @@ class Ledger:
     async def _look_for_ends(self, jobs: Iterable[Job]) -> None:
         """Tell jobs of the ends of others that came before anybody knew that they wait for them."""
         awaited = [(job.id, one.job_id) for job in jobs for one in open_conditions(job)]
+        for job_id, other in awaited:
+            if other in self._jobs and self._jobs[other].kept_until is not None:  # it has failed, as is known
+                self.post(job_id, AwaitedEnded(self._clock(), other, JobState.FAILED))
         gone = [(job_id, other) for job_id, other in awaited if other not in self._jobs]
         if not gone:
             return

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from raycontrol import nodefacts, nvml, ports, process
 from raycontrol.disk import (
@@ -45,6 +46,8 @@ PROBE_S = 10.0
 """A file server that has not answered for so long is taken to be dead: less than ``sharing.PROVE_S``."""
 PROBES_AT_ONCE = 4
 MOST_REMEMBERED = 10_000
+
+T = TypeVar("T")
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
 Collect = Callable[[bool], NodeFacts]
@@ -132,9 +135,8 @@ class Node:
 
     async def probe_shared(self, act: str, folder: str, name: str, text: str) -> Probed:
         """``sharedprobe.probe`` here, in threads of their own: a dead file server keeps those that it holds up for ever."""
-        probing = asyncio.get_running_loop().run_in_executor(self._probes, probe, act, folder, name, text)
         try:
-            return await asyncio.wait_for(probing, self._probe_s)
+            return await self._in_probes(probe, act, folder, name, text)
         except asyncio.TimeoutError:
             return Probed(
                 os.geteuid(), fault=f"no answer within {self._probe_s:g} s, as of a dead file server"
@@ -180,12 +182,22 @@ class Node:
         """Return in what a command runs here: the environment of this node's jobs and, but for a plain one, of a shell's."""
         node = await asyncio.to_thread(self._environment)
         home = node.get("HOME", "/")
-        cwd = home if os.access(home, os.X_OK) else "/"
+        try:
+            cwd = home if await self._in_probes(os.access, home, os.X_OK) else "/"
+        except asyncio.TimeoutError:
+            return Surroundings(
+                node, "/", f"in `/`, without the environment of its shell: {home} does not answer"
+            )
         if command.plain:
             return Surroundings(node, cwd)
         shell = await self._shell.get()
         remark = None if shell.trouble is None else f"without the environment of its shell: {shell.trouble}"
         return Surroundings({**node, **merged(shell.variables, node)}, cwd, remark)
+
+    async def _in_probes(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Do what a dead file server may hold up for ever; raises TimeoutError."""
+        working = asyncio.get_running_loop().run_in_executor(self._probes, call, *arguments)
+        return await asyncio.wait_for(working, self._probe_s)
 
     def _claim_code_dir(self, job_id: str) -> Path:
         """Return where the job's code lies: at the same path on every node, because MPI starts ranks in the launcher's folder.

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 def folded(names: Iterable[str]) -> str:
     """Return the names in their order by number; those that differ in their last number only are one."""
-    alike: dict[tuple[str, str, int], list[int]] = {}
+    alike: dict[tuple[str, str, int | None], list[int]] = {}
     for name in dict.fromkeys(names):
         stem, number, tail = _split(name)
         padded = len(number) if number.startswith("0") and number != "0" else 0
-        alike.setdefault((stem, tail, padded), []).append(int(number) if number else -1)
+        alike.setdefault((stem, tail, padded if number else None), []).append(int(number or 0))
     texts = [_together(stem, tail, width, sorted(numbers)) for (stem, tail, width), numbers in alike.items()]
     return ",".join(sorted(texts))
 
@@ -34,8 +34,9 @@ def _split(name: str) -> tuple[str, str, str]:
     return (match[1], match[2], match[3]) if match else (name, "", "")
 
 
-def _together(stem: str, tail: str, width: int, numbers: Sequence[int]) -> str:
-    if numbers == [-1]:
+def _together(stem: str, tail: str, width: int | None, numbers: Sequence[int]) -> str:
+    """``width`` is that of padded numbers, 0 of others; None: the name has no number."""
+    if width is None:
         return stem
     spans = ",".join(_span(first, last, width) for first, last in _runs(numbers))
     return f"{stem}{spans}{tail}" if len(numbers) == 1 else f"{stem}[{spans}]{tail}"

@@ -18,7 +18,6 @@ from raycontrol.logs import OutputFolders
 from raycontrol.settings import Settings
 
 PIECE_BYTES = 4 << 20
-"""What a file is called while it grows."""
 
 
 class OutputsError(RaycontrolError):

@@ -246,7 +246,11 @@ class Promises:
         equals = len(item.kinds) == 1
         able = [node_id for node_id, opens in openings.items() if opens <= moment] if equals else self._nodes
         chosen = self._choices.among((self._nodes[node_id] for node_id in able), item.choice)
-        nodes = [with_free(node, self._free_at(node.id, moment, outlook)) for node in chosen]
+        nodes = [
+            with_free(node, self._free_at(node.id, moment, outlook))
+            for node in chosen
+            if node.id not in item.avoided
+        ]
         found = find(item.gang, item.spec.placement, nodes, soonest)
         return find(item.gang, item.spec.placement, nodes) if found is None and not equals else found
 

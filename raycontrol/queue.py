@@ -193,11 +193,15 @@ class _Pass:
         self._stuck: list[Waiting] = []  # those of them that have no claim
         self._closed = False  # nobody behind is filled in any more
         self._ahead = 0
-        self._told: dict[str, KeepWaiting] = {}  # since something last changed, by what makes jobs alike
+        # Since something last changed, by what makes jobs alike. Neither `run_s` nor a range of nodes is part of that: under
+        # backfill they matter, so it is forgotten after each blocked job until nothing is filled in any more.
+        self._told: dict[str, KeepWaiting] = {}
         self._promises: Promises | None = None
         # What was found for a shape holds for those behind too: what is free only becomes less.
         self._full_for: dict[str, str] = {}
-        self._nobody_helps: set[str] = set()
+        self._nobody_helps: set[str] = (
+            set()
+        )  # in queue order only: who comes later may have fewer stopped for it
         self._refused: dict[tuple[str, str], float] = {}
         self._holders: dict[tuple[Kind, Choice], str] = {}
 
@@ -400,13 +404,22 @@ class _Pass:
     def _told_missing(self, item: Waiting) -> str:
         """Say what the job lacks, how many nodes have it, and who has the rest of what is scarcest for it."""
         kind, choices = item.kinds[0], self._capacity.choices
-        nodes = choices.among(self._free.nodes.values(), item.choice)
-        fitting = len(choices.among(self._free.able(kind), item.choice))
+        nodes = [
+            node
+            for node in choices.among(self._free.nodes.values(), item.choice)
+            if node.id not in item.avoided
+        ]
+        able = choices.among(self._free.able(kind), item.choice)
+        fitting = sum(node.id not in item.avoided for node in able)
         missing = explain(item.gang, item.spec.placement, nodes, never=False, fitting=fitting)
         if (kind, item.choice) not in self._holders:
             self._holders[kind, item.choice] = self._holders_for(item)
-        told = choices.told(item.choice, missing) + self._holders[kind, item.choice]
+        told = choices.told(item.choice, missing) + self._avoids(item) + self._holders[kind, item.choice]
         return told if item.spec.exclusive else told + self._alone
+
+    def _avoids(self, item: Waiting) -> str:
+        names = sorted(node.name for node in self._nodes if node.id in item.avoided)
+        return f"; avoids {some(names, NAMED + 1)}, where an attempt was lost" if names else ""
 
     @cached_property
     def _alone(self) -> str:

@@ -135,12 +135,11 @@ class Roster:
         if group not in self._groups:
             raise UsageError(self._no_group(group))
         found, absent = ([], []) if names is None else await self._resolved(names)
+        members = self._groups.get(group, ())  # somebody else may have removed it meanwhile
         wanted = None if names is None else [*found, *absent]
-        strangers = [name for name in wanted or () if name not in self._groups[group]]
+        strangers = [name for name in wanted or () if name not in members]
         if strangers:
-            raise UsageError(
-                f"{strangers[0]!r} is not in the group {group}; it has {', '.join(self._groups[group])}"
-            )
+            raise UsageError(f"{strangers[0]!r} is not in the group {group}; it has {', '.join(members)}")
         said = f"took {'all' if wanted is None else ', '.join(wanted)} out of"
         return await self._changed_group(
             group, said, by, lambda rows: rows.remove_from_group(self._name, group, wanted)
@@ -150,12 +149,17 @@ class Roster:
         self, group: str, said: str, by: str, change: Callable[[NodeRows], None]
     ) -> NodeGroup:
         async with self._changing:
-            await self._held.ask(lambda store: change(store.nodes))
-            self._groups = await self._held.ask(lambda store: store.nodes.groups(self._name))
+            self._groups = await self._held.ask(lambda store: self._changed_rows(store.nodes, change))
         log.info("%s %s the group %s", by, said, group)
         self._ledger.look.set()
         left = next((found for found in await self.groups() if found.name == group), None)
         return left or NodeGroup(name=group, nodes=())
+
+    def _changed_rows(
+        self, rows: NodeRows, change: Callable[[NodeRows], None]
+    ) -> Mapping[str, tuple[str, ...]]:
+        change(rows)
+        return rows.groups(self._name)
 
     async def _resolved(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the names of the nodes that are meant (by name, IP or the beginning of an id), and those of no node."""

@@ -7,6 +7,7 @@ and not merely the empty one that it is to be mounted on. Nothing is made where 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 PROBES = ".raycontrol-probes"
 LARGEST_BYTES = 4096
+STALE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,25 @@ def make_folder(shared: str, folder: Path) -> None:
 
 def _begin(path: Path, text: str) -> str:
     path.parent.mkdir(exist_ok=True)
+    for left in path.parent.iterdir():  # by who has died, or lost the server, before he could drop it
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_S:
+                left.unlink()
     return _leave(path, text)
 
 
 def _leave(path: Path, text: str) -> str:
     new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except OSError:
+        with suppress(OSError):  # the first error counts
+            new.unlink(missing_ok=True)
+        raise
     return text
 
 

@@ -107,10 +107,10 @@ class Sharing:
     ) -> None:
         """What the one leaves the other has to find; raises NotShared."""
         name, text = secrets.token_hex(8), secrets.token_hex(16)
-        left = await self._cluster.probe_shared(writer, act, folder, name, text)
-        if left.fault is not None:
-            raise NotShared(f"{writer_name} (uid {left.uid}) cannot write there: {left.fault}")
         try:
+            left = await self._cluster.probe_shared(writer, act, folder, name, text)
+            if left.fault is not None:
+                raise NotShared(f"{writer_name} (uid {left.uid}) cannot write there: {left.fault}")
             found = await self._sought(reader, folder, name)
         finally:
             await self._cluster.probe_shared(writer, "drop", folder, name, "")

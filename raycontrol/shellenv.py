@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from raycontrol.disk import private_folder, remove_tree
 log = logging.getLogger(__name__)
 
 LIMIT_S = 5.0
+LOOKS_AT_ONCE = 4
+"""Threads for looks at the home, which may be on a dead file server and keep them for ever."""
 TROUBLE_KEPT_S = 60.0
 """For so long a look that has failed is not repeated: it takes its time, and a busy node may do better later."""
 PATHS = ("PATH", "LD_LIBRARY_PATH")
@@ -58,7 +61,7 @@ def joined(*paths: str) -> str:
 class ShellEnvs:
     """Reads the shell environment of this process's user, once; and again when an rc file that bash knows has changed.
 
-    ``folder`` is for what lies there meanwhile, ``home`` where the user's rc files are. What went wrong is told for
+    ``folder`` is for what lies there meanwhile, ``home`` where the user's rc files are (default: his home). What went wrong is told for
     ``trouble_kept_s`` before it is tried anew.
     """
 
@@ -70,16 +73,21 @@ class ShellEnvs:
         trouble_kept_s: float = TROUBLE_KEPT_S,
     ) -> None:
         self._folder = folder
-        self._home = home or pwd.getpwuid(os.geteuid()).pw_dir
+        self._home = home
         self._limit_s = limit_s
         self._trouble_kept_s = trouble_kept_s
         self._state: object = None
         self._failed_at: float | None = None
         self._reading: asyncio.Future[ShellEnv] | None = None
+        self._looks = ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="shell-env")
 
     async def get(self) -> ShellEnv:
         """Return it; who asks while it is being read gets what comes of that."""
-        state = await asyncio.to_thread(_state_of, Path(self._home))
+        looking = asyncio.get_running_loop().run_in_executor(self._looks, _look, self._home)
+        try:
+            self._user, state = await asyncio.wait_for(looking, self._limit_s)
+        except asyncio.TimeoutError:  # the home of a file server that is dead, say
+            return ShellEnv(trouble=f"the user's rc files cannot be looked at within {self._limit_s:g} s")
         if self._reading is None or state != self._state or self._may_do_better():
             self._state, self._failed_at = state, None
             self._reading = asyncio.ensure_future(self._read())
@@ -104,7 +112,7 @@ class ShellEnvs:
         folder = Path(tempfile.mkdtemp(prefix="shell-", dir=self._folder))
         file = folder / "environment"
         try:
-            shell = await process.start(_shell(folder, file, self._home))
+            shell = await process.start(_shell(folder, file, self._user))
             try:
                 await asyncio.wait_for(shell.wait(), self._limit_s)
                 trouble = "the rc files of bash end it, or replace it by another program"
@@ -117,12 +125,39 @@ class ShellEnvs:
         return ShellEnv(trouble=trouble) if text is None else ShellEnv(_wanted(text))
 
 
-def _shell(folder: Path, file: Path, home: str) -> process.Run:
-    user = pwd.getpwuid(os.geteuid())
+@dataclass(frozen=True)
+class _User:
+    """Who this process runs as; ``cwd`` is the home if there is one."""
+
+    name: str
+    home: str
+    cwd: str
+
+
+def _look(home: str | None) -> tuple[_User, object]:
+    """Return the user, and what changes with any rc file."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        name, own_home = user.pw_name, user.pw_dir
+    except KeyError:  # a number without a name, as in containers
+        name, own_home = str(os.geteuid()), _home_of_no_name()
+    home = home or own_home
+    return _User(name, home, home if Path(home).is_dir() else "/"), _state_of(Path(home))
+
+
+def _home_of_no_name() -> str:
+    """Return what $HOME says, which is all that can be known."""
+    try:
+        return str(Path.home())
+    except RuntimeError:
+        return "/"
+
+
+def _shell(folder: Path, file: Path, user: _User) -> process.Run:
     environment = {
-        "HOME": home,
-        "USER": user.pw_name,
-        "LOGNAME": user.pw_name,
+        "HOME": user.home,
+        "USER": user.name,
+        "LOGNAME": user.name,
         "SHELL": "/bin/bash",
         "PATH": LOGIN_PATH,
         "TERM": "dumb",
@@ -134,7 +169,7 @@ def _shell(folder: Path, file: Path, home: str) -> process.Run:
         name="shell environment",
         argv=("bash", "-lic", '"$RAYCONTROL_ENV" -0 >| "$RAYCONTROL_SHELL_ENV"'),
         env=environment,
-        cwd=home if Path(home).is_dir() else "/",
+        cwd=user.cwd,
         folder=str(folder / "run"),
         mark=folder.name,
     )

@@ -60,7 +60,7 @@ def _condition_text(value: Any) -> Any:
     """YAML reads ``rdma: true`` and ``rack: 3`` as what labels cannot hold."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, int | float) else value
+    return str(value) if isinstance(value, int | float) else value
 
 
 NodeCount = Annotated[

@@ -130,9 +130,9 @@ class Spread:
             self._under_way.discard(place)
 
     async def _followed(self, place: Place) -> Over:
-        due = self._due()
         start = self._way.start(place, self._id, self._command)
-        began = await self._in_time(start, START_S, due)
+        began = await self._in_time(start, START_S, self._due())
+        due = self._due()  # its time counts from when it began
         if self._stopped is not None:  # asked before it had begun, the place may have known nothing to stop
             self._ask(self._way.stop(place, self._id, GRACE_S, self._stopped))
         await self._news.put(began)

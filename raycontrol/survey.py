@@ -135,6 +135,9 @@ def _fitting(rooms: Sequence[Node], name: str) -> list[Node]:
     if not exact and not by_id:
         known = ", ".join(sorted(f"{room.name} ({room.ip})" for room in rooms))
         raise UsageError(f"no node {name!r}; the cluster has {known or 'no nodes'}")
+    if not exact and len(by_id) > 1:
+        ids = ", ".join(sorted(room.id for room in by_id))
+        raise UsageError(f"{name!r} is the beginning of several nodes' ids: {ids}; give more of it")
     return exact or by_id
 
 

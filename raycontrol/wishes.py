@@ -74,13 +74,16 @@ def suspended(job: Job, event: Suspended) -> Change:
 
 
 def preempted(job: Job, event: Preempted) -> Change:
+    why = f"makes room for {event.for_job}, which has a higher priority"
+    if job.kept_until is not None:
+        return keeping.over(job, why)
     if job.state in (JobState.QUEUED, JobState.STOPPING):
         return None
-    why = f"makes room for {event.for_job}, which has a higher priority"
     return stop(job, event.at, Verdict(reason=Reason.PREEMPTED, summary=why), because=why)
 
 
 def priority_changed(job: Job, event: PriorityChanged) -> Change:
-    if job.state is not JobState.QUEUED or job.spec.priority == event.priority:
+    changes = job.state is JobState.QUEUED or job.index is not None  # an array's holds for all its members
+    if not changes or job.spec.priority == event.priority:
         return None
     return replace(job, spec=job.spec.model_copy(update={"priority": event.priority})), event.why

@@ -65,7 +65,8 @@ def tables(rounds: int) -> Sequence[Table]:
         ExitStack() as until_end,
     ):
         env = {"RAYCONTROL_HOME": f"{name}/home", "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
-        hosts.start_cluster(env=recommended())
+        # A host's own name is 127.0.1.1 here, as on Debian: TorchTrainer has to be told which interface to take.
+        hosts.start_cluster(env={**recommended(), "GLOO_SOCKET_IFNAME": "eth0"})
         env["RAY_ADDRESS"] = hosts.address
         ours = until_end.enter_context(waiting(hosts, 0, SDK, env))
         trainer = until_end.enter_context(

@@ -18,7 +18,8 @@ import pytest
 
 from raycontrol.archive import Archive
 from raycontrol.disk import locked
-from raycontrol.errors import PackageError
+from raycontrol.errors import PackageError, StoreError
+from raycontrol.outputs import Tops
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -271,6 +272,36 @@ def test_a_removed_job_leaves_nothing_and_the_others_stay(archive: Archive) -> N
 
     asyncio.run(story())
     assert [path.name for path in (archive.home / "jobs").iterdir()] == ["other"]
+
+
+def test_a_job_whose_shared_outputs_cannot_be_removed_is_still_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is removed again once the file server answers."""
+    home, shared, answers = tmp_path / "home", tmp_path / "shared", threading.Event()
+    home.mkdir()
+    (home / "settings.yaml").write_text(f"shared_dir: {shared}\n")
+    (shared / "jobs/job/outputs/w-0").mkdir(parents=True)
+    archive = Archive(home, min_free_bytes=0, shared_s=0.2)
+    remove = Tops.remove_shared
+
+    def removed_late(tops: Tops) -> None:
+        answers.wait(60)
+        remove(tops)
+
+    monkeypatch.setattr(Tops, "remove_shared", removed_late)
+
+    async def story() -> None:
+        await archive.append("job", 0, "w-0", 0, b"12345")
+        with pytest.raises(StoreError, match="the outputs of job in the shared folder were not removed"):
+            await archive.remove_job("job")
+        assert (await archive.usage())["jobs"] == {"job": 5}
+        answers.set()
+        await archive.remove_job("job")
+        assert (await archive.usage())["jobs"] == {}
+
+    asyncio.run(story())
+    assert list((shared / "jobs").iterdir()) == []
 
 
 def test_packages_that_nobody_needs_are_removed(archive: Archive) -> None:

@@ -49,6 +49,24 @@ async def test_a_job_waits_until_the_other_has_succeeded_also_under_another_cont
 
 
 @in_loop
+async def test_who_begins_to_wait_for_a_job_that_is_kept_learns_at_once_that_it_has_failed(
+    tmp_path: Path,
+) -> None:
+    here = Site(
+        tmp_path, FakeCluster(nodes("host-a", "host-b", cpu=1), {"master-0": Program(seconds=0.1, code=3)})
+    )
+    await submit(here, "first-1", timeouts={"keep_failed_s": 3600})
+    await here.shows("first-1", lambda info: info.kept_until is not None)
+    await submit(here, "second-1", after={"failed": ["first-1"]})
+    assert (await here.ends("second-1")).reason is Reason.INSTANCE_FAILED
+    await submit(here, "third-1", after={"ok": ["first-1"]})
+    assert (await here.ends("third-1")).reason is Reason.DEPENDENCY_FAILED
+    await here.controller.stop("first-1", "seen enough", True)
+    await here.ends("first-1")
+    await here.kill()
+
+
+@in_loop
 async def test_a_chain_falls_when_its_first_job_fails(tmp_path: Path) -> None:
     here = site(tmp_path, seconds=0.1, code=3)
     await submit(here, "first-1")

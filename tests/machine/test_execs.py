@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from raycontrol import process
-from raycontrol.execs import Execs, Surroundings
+from raycontrol.execs import Execs, Surroundings, own_name
 from raycontrol.execution import PIECE_BYTES, Chunk, Command, Over, PlaceFailed, command_of
 
 T = TypeVar("T")
@@ -248,18 +247,22 @@ def test_it_reads_nothing_and_has_no_terminal(here: Here) -> None:
     done(work())
 
 
-def test_ids_of_users_without_a_name_are_told(here: Here) -> None:
+def test_as_whom_it_runs_is_told(here: Here) -> None:
     async def work() -> None:
         began = await here.execs.start("1", "host-a", Command("id -un"))
         assert (await here.rest())[0].decode().strip() == began.user
-        assert began.remark is None and os.geteuid() == int(done_id(began.user))
-
-    def done_id(user: str) -> str:
-        import subprocess
-
-        return subprocess.run(["id", "-u", user], capture_output=True, text=True).stdout
+        assert began.remark is None
 
     done(work())
+
+
+def test_of_a_user_without_a_name_the_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 54_321)
+    own_name.cache_clear()
+    try:
+        assert own_name() == "54321"
+    finally:
+        own_name.cache_clear()
 
 
 def test_root_goes_through_sudo_and_ends_with_all_that_is_roots(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,16 @@ def test_what_is_proved_is_not_asked_again_until_somebody_wants_it_anew(tmp_path
         assert again.fault is not None
 
     asyncio.run(story())
+
+
+def test_what_others_have_left_there_for_an_hour_is_removed_with_the_next_first_proof(tmp_path: Path) -> None:
+    shared = folder(tmp_path / "shared")
+    (shared / PROBES).mkdir()
+    for name, age_s in (("old", 3700), ("young", 60)):
+        (shared / PROBES / name).touch()
+        os.utime(shared / PROBES / name, (time.time() - age_s,) * 2)
+    assert probe("begin", str(shared), "new", "text").fault is None
+    assert sorted(path.name for path in (shared / PROBES).iterdir()) == ["new", "young"]
 
 
 def test_a_good_proof_holds_for_a_minute_only(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -104,6 +105,25 @@ def test_a_look_that_has_failed_is_repeated_after_a_while(home: Path) -> None:
         assert (await soon.get()).variables["CUDA_HOME"] == "/opt/cuda"
 
     asyncio.run(work())
+
+
+def test_a_user_without_a_name_has_an_environment_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a bare number."""
+    (home / ".profile").write_text("export CUDA_HOME=/opt/cuda\n")
+    monkeypatch.setattr("os.geteuid", lambda: 54_321)
+    monkeypatch.setenv("HOME", str(home))
+    found = asyncio.run(ShellEnvs(home.parent / "scratch", limit_s=20).get())
+    assert (found.variables["CUDA_HOME"], found.trouble) == ("/opt/cuda", None)
+
+
+def test_a_home_that_does_not_answer_holds_nobody_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr("raycontrol.shellenv._state_of", lambda _: answers.wait(60))
+    try:
+        found = read(home, limit_s=0.2)
+    finally:
+        answers.set()
+    assert found.trouble == "the user's rc files cannot be looked at within 0.2 s"
 
 
 def test_folders_of_the_shell_come_before_those_of_the_node() -> None:

@@ -85,7 +85,10 @@ def test_nodes_are_named_by_name_ip_or_the_beginning_of_their_id() -> None:
     rooms = nodes("host-a", "host-b", "id-of")
     assert [room.name for room in named(rooms, ["host-b", "10.0.0.1"])] == ["host-a", "host-b"]
     assert [room.name for room in named(rooms, ["id-of-host-b"])] == ["host-b"]
-    assert [room.name for room in named(rooms, ["id-of-host"])] == ["host-a", "host-b"]
+    with pytest.raises(
+        UsageError, match=r"'id-of-host' is the beginning of several nodes' ids: id-of-host-a, id-of-host-b;"
+    ):
+        named(rooms, ["id-of-host"])
     assert [room.name for room in named(rooms, ["id-of"])] == ["id-of"]
     with pytest.raises(UsageError, match="no node 'id-'"):
         named(rooms, ["id-"])

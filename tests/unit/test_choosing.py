@@ -26,6 +26,11 @@ def host(name: str = "a", **changes: Any) -> Node:
 # Conditions.
 
 
+def test_numbers_of_a_spec_are_compared_as_they_are_written() -> None:
+    where = JobSpec.from_dict({"command": "true", "where": {"asset": 1234567, "slot": 1000000}}).where
+    assert where == {"asset": "1234567", "slot": "1000000"}
+
+
 @pytest.mark.parametrize(
     ("text", "rack", "true"),
     [
@@ -224,6 +229,9 @@ def test_a_label_that_no_node_has_is_told_with_those_there_are() -> None:
     )
     assert choices.told(Choice(where=(("rack", "r1"),)), "no room") == (
         "no room; 1 of 2 nodes is excluded: 1 by where rack"
+    )
+    assert choices.told(Choice(where=(("maint", "!yes"),), excluded=("a",)), "no room") == (
+        "no room; 1 of 2 nodes is excluded: 1 by exclude"
     )
     assert "(there are none but Ray's own)" in Choices([host("b")]).told(
         Choice(where=(("rack", "r1"),)), "no room"

@@ -9,11 +9,13 @@ from raycontrol.events import (
     AwaitedEnded,
     InstanceLost,
     NodesReleased,
+    Preempted,
     ReleaseNodes,
     StopRequested,
     TimePassed,
 )
 from raycontrol.job import Job, info
+from raycontrol.jobrows import read_job, row_of
 from raycontrol.lifecycle import advance
 from raycontrol.relations import Relations
 from raycontrol.spec import After, Retry
@@ -65,6 +67,14 @@ def test_a_stop_lets_go_early_and_changes_no_verdict() -> None:
     assert [note.message for note in step.notes] == ["its nodes are let go: seen enough"]
 
 
+def test_it_makes_room_for_a_job_of_higher_priority() -> None:
+    step = advance(failed(keep_failed_s=60), Preempted(1040.0, "urgent-1"))
+    assert (step.commands, step.job.after) == ((RELEASE,), JobState.FAILED)
+    assert [note.message for note in step.notes] == [
+        "its nodes are let go: makes room for urgent-1, which has a higher priority"
+    ]
+
+
 def test_by_default_nothing_is_kept() -> None:
     assert duties(failed()) == (RELEASE,)
 
@@ -95,9 +105,8 @@ def test_a_job_without_a_living_instance_is_not_kept() -> None:
 
 
 def test_a_controller_that_comes_back_goes_on_keeping_it() -> None:
-    job = failed(keep_failed_s=60)
-    again = replace(job)
-    assert (duties(again), deadline(again)) == ((), 1090.0)
+    again = read_job(row_of(failed(keep_failed_s=60)))
+    assert (duties(again), deadline(again), again.kept_until) == ((), 1090.0, 1090.0)
 
 
 def test_who_waits_for_its_failure_is_told_as_soon_as_it_is_known_and_once() -> None:
@@ -109,6 +118,11 @@ def test_who_waits_for_its_failure_is_told_as_soon_as_it_is_known_and_once() -> 
     before = replace(kept, kept_until=None)
     (follow,) = relations.following(before, kept, closed("master-0", 1030.0))
     assert (follow.job_id, follow.event) == ("next-1", AwaitedEnded(1030.0, kept.id, JobState.FAILED))
+    relations.remove(waiting)
+    relations.add(after(waiting, follow.event))
+    ended = after(kept, TimePassed(1090.0), NodesReleased(1091.0, ATTEMPT))
+    assert ended.state is JobState.FAILED
+    assert list(relations.following(kept, ended, NodesReleased(1091.0, ATTEMPT))) == []
 
 
 def test_a_job_that_failed_before_its_command_could_begin_is_not_kept() -> None:

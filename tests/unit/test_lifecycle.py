@@ -1046,3 +1046,10 @@ def test_last_lines_are_kept_in_the_verdict_alone() -> None:
     job = after(jobs.running(), RunExited(1020.0, ATTEMPT, "worker-0", ended))
     assert job.verdict is not None and job.verdict.last_lines == ("no such file",)
     assert [item.ended.last_lines for item in job.instances if item.ended] == [()]
+
+
+def test_a_member_of_an_array_takes_its_priority_wherever_it_is() -> None:
+    """It comes back to the queue with it when it is preempted or tried again."""
+    change = PriorityChanged(1020.0, 1, "priority 1, by ada")
+    assert after(replace(jobs.running(), index=2), change).spec.priority == 1
+    assert after(jobs.running(), change).spec.priority == 5

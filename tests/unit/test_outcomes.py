@@ -22,6 +22,7 @@ from raycontrol.outcomes import Outcomes
         (["10.0.0.5", "10.0.0.6"], "10.0.0.[5-6]"),
         (["n1-ib", "n2-ib"], "n[1-2]-ib"),
         (["head", "node1"], "head,node1"),
+        (["gpu", "gpu5", "gpu0"], "gpu,gpu[0,5]"),
         (["worker-0", "worker-0"], "worker-0"),
         (["a\n1", "ü2"], "a\n1,ü2"),
         ([], ""),

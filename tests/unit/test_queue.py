@@ -358,6 +358,22 @@ def test_a_job_that_avoids_nodes_says_nothing_about_others_of_its_shape() -> Non
     assert placed == PlaceNow("b", on(0, 1))
 
 
+def test_what_a_job_avoids_is_not_promised_to_it() -> None:
+    """Else others are filled in for ever on the nodes that it could start on."""
+    wary = replace(job("wary", 1.0), avoided=frozenset({"id-0"}))
+    filler = job("filler", 2.0, gpu=4, run_s=86_400)
+    old = runs("old", 1, gpu=4, ends_by=10.0)
+    assert brief(decide([wary, filler], hosts(8, 4), [old], BACKFILL)) == ["wary NO_ROOM", "filler on 0"]
+
+
+def test_why_a_job_waits_does_not_count_nodes_that_it_avoids() -> None:
+    wary = replace(job("wary"), avoided=frozenset({"id-0"}))
+    assert why(decide([wary], hosts(8, 0), [runs("old", 1)]), "wary") == (
+        "needs 1 instance with cpu 1, gpu 8 free, each on a node of its own; 0 of 1 node can take one; "
+        "avoids 0, where an attempt was lost; GPUs are held by old (8)"
+    )
+
+
 def test_a_job_that_is_held_stands_aside() -> None:
     line = [job("kept", 1.0, held="held by ann"), job("next", 2.0)]
     assert decide(line, hosts(8), (), FIFO) == [
