@@ -30,6 +30,7 @@ from raycontrol.node import Collector, Node
 from raycontrol.raystart import ray_start
 from raycontrol.settings import Settings
 from raycontrol.shellenv import ShellEnv
+from raycontrol.spareworkers import SpareWorkers
 from raycontrol.spec import Mode
 from raycontrol.terminals import Output, Terminals
 
@@ -57,7 +58,10 @@ FREE = {
 
 @dataclass(frozen=True)
 class Seed:
-    """What an instance's actor is made with: small, and nothing secret. ``fence_s`` is its attempt's, whatever its host has set."""
+    """What an instance's actor is made with: small, and nothing secret. ``fence_s`` is its attempt's, whatever its host has set.
+
+    ``controller`` is a handle; to look one up by its name takes the import of all that a controller is made of.
+    """
 
     job_id: str
     attempt: int
@@ -65,6 +69,7 @@ class Seed:
     instance: str
     mode: Mode
     fence_s: float
+    controller: Any = None
 
 
 class NoNodeActor(RaycontrolError):
@@ -148,8 +153,20 @@ class NodeActor(WithExecs, Node):
         context = ray.get_runtime_context()
         member = Membership(context.gcs_address, context.get_node_id(), gcs_client)
         end_raylet_given_up(context.gcs_address, raylet_pid, member.is_given_up)
+        self._spares = SpareWorkers(
+            f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", raylet_pid, _spare_workers()
+        )
+        self._keeping_spares = asyncio.ensure_future(self._spares.keep())
         self._cleaning = asyncio.ensure_future(self.keep_clean())
         self._collecting = asyncio.ensure_future(self._collect_first())
+
+    async def release(self, job_id: str, attempt_id: str, last: bool) -> None:
+        self._spares.disturb()
+        await super().release(job_id, attempt_id, last)
+
+    async def code_dir(self, job_id: str, package: str | None) -> str:
+        self._spares.disturb()
+        return await super().code_dir(job_id, package)
 
     async def _collect_first(self) -> None:
         """Collect what takes long before anybody asks."""
@@ -182,7 +199,7 @@ class RayLinks:
     def __init__(self, seed: Seed, node_id: str) -> None:
         self._seed = seed
         self._node_id = node_id
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {} if seed.controller is None else {CONTROLLER: seed.controller}
 
     async def report(self, sent_at: float, reports: Sequence[Report]) -> None:
         await self._call(CONTROLLER, "report", sent_at, reports)
@@ -456,6 +473,15 @@ def _scratch() -> str:
     own_node: Any = ray._private.worker.global_worker.node
     base = Path(chosen) if chosen else Path(own_node.get_session_dir_path()) / "raycontrol"
     return str(base / node_id[:16])
+
+
+def _spare_workers() -> int:
+    """Return the setting; its default where the settings are wrong."""
+    try:
+        return Settings.load().spare_workers
+    except UsageError as error:
+        log.error("%s; using the default for spare_workers", error)
+        return Settings().spare_workers
 
 
 def _chosen_scratch() -> str | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +62,7 @@ T = TypeVar("T")
 WATCH_S = 15.0
 NODE_CALL_S = 30.0
 ATTEMPT_ID = re.compile(r"[^:]+\.-?\d+")
+ACTORS_AT_ONCE = 8
 HOSTS_AT_ONCE = 256
 """How many threads may wait for hosts that say nothing, for up to ``PLACING_S`` each."""
 CALLS_AT_ONCE = 1000
@@ -76,7 +77,7 @@ class ControllerActor(Controller):
         super().__init__(
             str(Path(home).expanduser()),
             name,
-            RayCluster(name, home),
+            RayCluster(name, home, ray.get_runtime_context().current_actor),
             limits=lambda: _limits(home),
             rules=lambda: _rules(home),
             site=lambda: Settings.of_home(home).site,
@@ -130,14 +131,16 @@ def _limits(home: str) -> Limits:
 
 
 class RayCluster:
-    """``duties.Cluster`` over Ray. ``name`` is the cluster's name, part of every name that is made here.
+    """``duties.Cluster`` over Ray. ``name`` is the cluster's name, part of every name that is made here; ``controller`` is the
+    handle of the controller's actor.
 
     What waits for hosts, which may be silent, has threads of its own: all other calls share the few of Python's pool.
     """
 
-    def __init__(self, name: str, home: str) -> None:
+    def __init__(self, name: str, home: str, controller: Any) -> None:
         self._name = name
         self._home = home
+        self._controller = controller
         self._instances: dict[tuple[str, str], Any] = {}
         self._reserving: dict[str, asyncio.Future[None]] = {}
         self._asking: dict[str, asyncio.Future[bool]] = {}
@@ -167,24 +170,29 @@ class RayCluster:
         group = _group_named(name) or _make_group(name, job)
         if not group.wait(PLACING_S):
             raise ReservationRefused(f"the placement group was not ready within {PLACING_S:g} s")
-        for index, member in enumerate(members(job.spec)):
-            seed = Seed(job.id, job.attempt, job.attempt_id, member.name, job.spec.mode, job.fence_s)
-            wanted = demand(member.resources)
-            ray.remote(InstanceActor).options(
-                name=self._instance_name(job.attempt_id, member.name),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                max_restarts=0,
-                # Each of the others may wait at the launcher's, for a world's end and once more to tell of its own.
-                max_concurrency=CALLS_AT_ONCE + 2 * len(job.instances),
-                num_cpus=wanted.get("CPU", 0),
-                num_gpus=wanted.get("GPU", 0),
-                memory=wanted.get("memory"),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=index
-                ),
-            ).remote(seed)
+        with ThreadPoolExecutor(ACTORS_AT_ONCE, thread_name_prefix="make-actors") as threads:
+            for _ in threads.map(partial(self._make_instance, job, group), range(len(job.instances))):
+                pass  # an error of one is raised here
+
+    def _make_instance(self, job: Job, group: PlacementGroup, index: int) -> None:
+        """Return when Ray has written down that there is to be such an actor."""
+        member = members(job.spec)[index]
+        who = job.id, job.attempt, job.attempt_id, member.name, job.spec.mode
+        seed = Seed(*who, job.fence_s, self._controller)
+        wanted = demand(member.resources)
+        _actor_class(InstanceActor).options(
+            name=self._instance_name(job.attempt_id, member.name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=0,
+            # Each of the others may wait at the launcher's, for a world's end and once more to tell of its own.
+            max_concurrency=CALLS_AT_ONCE + 2 * len(job.instances),
+            num_cpus=wanted.get("CPU", 0),
+            num_gpus=wanted.get("GPU", 0),
+            memory=wanted.get("memory"),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        ).remote(seed)
 
     async def prepare(self, job: Job, instance: str, order: Preparation) -> None:
         await self._call(job, instance, lambda actor: actor.prepare.remote(order))
@@ -350,6 +358,12 @@ class RayCluster:
 
 
 # Names and handles.
+
+
+@cache
+def _actor_class(cls: type) -> Any:
+    """Return a class as Ray's; once, for Ray pickles and stores each anew."""
+    return ray.remote(cls)
 
 
 def controller_handle(home: str, name: str) -> Any:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycontrol import nvml
 from raycontrol.background import Background
@@ -31,10 +31,12 @@ from raycontrol.proofs import RayProofs, SshProofs, mountable, reach
 from raycontrol.reporter import Reporter
 from raycontrol.runs import Runs
 from raycontrol.shipping import ship_outputs
-from raycontrol.sshd import Endpoint, make_keys
 from raycontrol.status import Reason
 from raycontrol.terminals import Terminals
 from raycontrol.usage import PERIOD_S, Meter, Sampler
+
+if TYPE_CHECKING:
+    from raycontrol.sshd import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +164,8 @@ class Instance:
 
     async def _open_ssh(self, facts: Facts) -> Facts:
         """Listen for ssh, with fresh keys; nobody is let in before the keys of the others are known."""
+        from raycontrol.sshd import Endpoint, make_keys  # a tenth of a second, which other jobs do without
+
         folder = self._identity.ssh_folder
         keys = await asyncio.to_thread(make_keys, folder)
         self._endpoint = Endpoint(folder, self._runs.start_session, self._reporter.world_broken)

@@ -40,7 +40,7 @@ class RaySetting(NamedTuple):
 
 
 PRELOADED = (
-    "raycontrol.instance",
+    "raycontrol.actors",
     "pyarrow",
     "numpy",
     "pydantic",

@@ -70,6 +70,7 @@ class Settings:
     all_jobs: int | None = None
     all_gpus: float | None = None
     fence_s: float = 50
+    spare_workers: int = 1
     topology_labels: str = "topology.kubernetes.io/zone,ray.io/availability-zone,rack,switch"
     url: str | None = None
     token: str | None = field(default=None, repr=False)
@@ -316,6 +317,7 @@ FIELDS: Mapping[str, Field] = {
     "all_jobs": Field("RAYCONTROL_ALL_JOBS", _whole(1)),
     "all_gpus": Field("RAYCONTROL_ALL_GPUS", _amount),
     "fence_s": Field("RAYCONTROL_FENCE_S", _fence),
+    "spare_workers": Field("RAYCONTROL_SPARE_WORKERS", _whole(0)),
     "topology_labels": Field("RAYCONTROL_TOPOLOGY_LABELS", _labels),
     "url": Field("RAYCONTROL_URL", checked_url),
     "token": Field("RAYCONTROL_TOKEN", checked_token, secret=True),

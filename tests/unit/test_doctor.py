@@ -346,10 +346,10 @@ def without(names: str, environment: dict[str, str]) -> dict[str, str]:
         ),
         (
             {**NODE, "RAY_preload_python_modules": "torch,numpy"},
-            ("warn", "RAY_preload_python_modules is without raycontrol.instance"),
+            ("warn", "RAY_preload_python_modules is without raycontrol.actors"),
         ),
         (
-            {**NODE, "RAY_preload_python_modules": "torch,raycontrol.instance"},
+            {**NODE, "RAY_preload_python_modules": "torch,raycontrol.actors"},
             ("ok", "as `raycontrol ray-env` prints them"),
         ),
     ],

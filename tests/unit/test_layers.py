@@ -24,7 +24,7 @@ LAYERS = {
         "ports raynodes raystart samples sshclient sshd sshpipes sshsession shellenv standin store supervisor sysfiles tokens trees usage"
     ),
     "roles": "archive background caretaker targets controller duties equipment execs gatekeeper heldstore instance ledger links node porter preparing proofs reporter roster runs scheduler sharing survey terminals",
-    "ray": "actors cluster connect rayauth",
+    "ray": "actors cluster connect rayauth spareworkers",
     "user": "arraylogs client httpcalls logview outcomes readers remote remoteexec spread shells storereader",
     "faces": "__main__ api cli",
 }
@@ -58,7 +58,7 @@ LIBRARIES = {
     },
     "pydantic_core": {"specnodes", "specparts"},
     "pynvml": {"nvml"},
-    "ray": {"actors", "cluster", "connect", "rayauth", "raynodes"},
+    "ray": {"actors", "cluster", "connect", "rayauth", "raynodes", "spareworkers"},
     "rich": {"cli"},
     "ruamel": {"presets", "settings", "specfile"},
     "sqlalchemy": {"accessrows", "database", "leases", "memberrows", "metricrows", "noderows", "store"},

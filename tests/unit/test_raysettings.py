@@ -12,7 +12,7 @@ OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 def test_a_node_gets_what_its_raylet_reads() -> None:
     assert variables(head=False) == {
         "RAY_grpc_client_keepalive_timeout_ms": "16000",
-        "RAY_preload_python_modules": "raycontrol.instance,pyarrow,numpy,pydantic,ray._common.pydantic_compat,"
+        "RAY_preload_python_modules": "raycontrol.actors,pyarrow,numpy,pydantic,ray._common.pydantic_compat,"
         "ray.util.serialization_addons",
         "RAY_worker_niceness": "0",
     }
@@ -32,7 +32,7 @@ def test_the_head_gets_the_health_checks_and_the_folder_of_its_tables_too() -> N
 def test_what_is_not_installed_is_not_preloaded() -> None:
     lean = variables(head=False, is_installed=lambda module: module not in ("pyarrow", "numpy"))
     assert lean["RAY_preload_python_modules"] == (
-        "raycontrol.instance,pydantic,ray._common.pydantic_compat,ray.util.serialization_addons"
+        "raycontrol.actors,pydantic,ray._common.pydantic_compat,ray.util.serialization_addons"
     )
     assert all(setting.holds(lean[setting.name]) for setting in SETTINGS if not setting.head_only)
 

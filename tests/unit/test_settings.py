@@ -104,7 +104,7 @@ def test_a_wrong_variable_is_named_with_its_rule_and_value(variable: str, value:
     ("text", "message"),
     [
         ("keep_dayz: 3\n", "keep_dayz: no such setting; did you mean keep_days?"),
-        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, shared_dir, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s, queue_policy, user_jobs, user_gpus, all_jobs, all_gpus, fence_s, topology_labels, url, token, token_file, insecure_http"),
+        ("1: 3\n", "1: no such setting; known are cluster, address, user, keep_days, keep_gib, package_cap_mib, min_free_mib, scratch, shared_dir, ray_tmpdir, rdma_preset, rdma_min_gpus, idle_gpu_warn_s, queue_policy, user_jobs, user_gpus, all_jobs, all_gpus, fence_s, spare_workers, topology_labels, url, token, token_file, insecure_http"),
         ("rdma_preset: hpc\n", "rdma_preset: must be one of auto, hcc, got 'hpc'"),
         ("insecure_http: maybe\n", "insecure_http: must be 1 or 0, got 'maybe'"),
         ("token: a secret\n", "token: must be 1 to 512 printable ASCII characters without spaces"),
@@ -170,6 +170,7 @@ def test_the_description_says_where_each_value_came_from_and_hides_logins(tmp_pa
         "all_jobs": "not set (default)",
         "all_gpus": "not set (default)",
         "fence_s": "50 (default)",
+        "spare_workers": "1 (default)",
         "topology_labels": "topology.kubernetes.io/zone,ray.io/availability-zone,rack,switch (default)",
         "url": "not set (default)",
         "token": "not set (default)",
