@@ -22,8 +22,8 @@ from tests.hosts.network import REPOSITORY, why_no_hosts
 ROUNDS = {
     "launch": 20,
     "ddp": 5,
-    "many": 3,
-    "gang": 3,
+    "many": 2,
+    "gang": 2,
     "logs": 3,
     "ends": 10,
     "idle": 2,

@@ -65,7 +65,7 @@ def tables(rounds: int) -> Sequence[Table]:
             for size in SIZES:
                 ways[PLAIN.format(size)] = partial(asked, actors, size)
                 ways[OURS.format(size)] = partial(asked, jobs, size)
-            found = measure(ways, rounds)
+            found = measure(ways, rounds, warm=False)
     told = [
         f"one more {what}: {', '.join(slopes(found, form))}"
         for what, form in (("actor", PLAIN), ("instance", OURS))
@@ -87,4 +87,4 @@ def slopes(found: Mapping[str, Sequence[float]], form: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    alone(__doc__, tables, rounds=3)
+    alone(__doc__, tables, rounds=2)

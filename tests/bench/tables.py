@@ -75,15 +75,16 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def measure(
-    ways: Mapping[str, Way], rounds: int, every: Mapping[str, int] | None = None
+    ways: Mapping[str, Way], rounds: int, every: Mapping[str, int] | None = None, *, warm: bool = True
 ) -> dict[str, list[float]]:
     """Return the seconds that each way took in each round, in which all take their turns.
 
-    A way that is in ``every`` does so in each so-manieth round only.
+    A way that is in ``every`` does so in each so-manieth round only. ``warm``: each is done once before, for the first time pays
+    for what the rest finds ready.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way()  # the first of each pays for what the rest finds ready
+    for way in ways.values() if warm else ():
+        way()
     for number in range(rounds):
         for name, way in ways.items():
             if number % (every or {}).get(name, 1):
