@@ -49,7 +49,7 @@ async def exec_on_nodes(request: Request, identity: Admin) -> StreamingResponse:
     """Run a command on nodes, as the user that Ray runs as there. Who closes the connection has it ended everywhere."""
     limits = hub_of(request).limits
     wanted = await bodies.read_model(request, NodesExec, limits.piece_bytes, limits.body_s)
-    target = Target(wanted.nodes, wanted.all, group=wanted.group)
+    target = Target(wanted.nodes, wanted.all, group=wanted.group, absent_too=wanted.absent_too)
     command = Command(_words(wanted), wanted.script, wanted.timeout_s, wanted.plain, wanted.root)
     return await _carried_out(request, target, command, wanted.parallel)
 

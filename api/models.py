@@ -81,7 +81,8 @@ class JobExec(Model):
 class NodesExec(Model):
     """A command to be run on ``nodes`` of these names, IPs or beginnings of ids, on those of a ``group``, or on ``all``.
 
-    ``plain`` leaves out what the node's shell would set, ``root`` goes through sudo; the rest is as for a job.
+    ``plain`` leaves out what the node's shell would set, ``root`` goes through sudo; with ``absent_too`` a node that is not in the
+    cluster is a place without an answer, and no error; the rest is as for a job.
     """
 
     command: str | list[str] = ""
@@ -91,6 +92,7 @@ class NodesExec(Model):
     nodes: tuple[str, ...] = ()
     group: str | None = None
     all: bool = False
+    absent_too: bool = False
     plain: bool = False
     root: bool = False
 

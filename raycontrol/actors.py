@@ -351,6 +351,8 @@ class Way:
 
     async def _actor(self, place: Place) -> Any:
         """Return a place's actor; on a node that has just joined, wait until the controller has made it."""
+        if not place.node_id:
+            raise PlaceFailed("it is not in the cluster now")
         deadline = time.monotonic() + PLACE_ACTOR_S
         while place not in self._handles:
             try:

@@ -22,6 +22,8 @@ def entries(
     come first. ``known`` are entries of the last pass by their ids, which remember what was worked out of them.
     """
     assert array.spec.array is not None
+    if array.held is not None:  # what comes back to the queue is held with the others
+        back = [one if one.held is not None else replace(one, held=array.held) for one in back]
     left = arrays.not_begun(array) if array.state in arrays.OPEN else ()
     held_back = sum(one.held is not None for one in back)
     with_nodes = sum(member.state is not JobState.QUEUED for member in members)

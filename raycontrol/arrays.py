@@ -145,7 +145,8 @@ def _stop_requested(array: Job, event: StopRequested) -> Change:
 
 
 def _held(array: Job, event: Held | Suspended) -> Change:
-    if array.state not in OPEN or array.held is not None:
+    """Who holds a suspended array leaves it as it is; who suspends a held one has its members stopped, too."""
+    if array.state not in OPEN or (array.held is not None and isinstance(event, Held)):
         return None
     array = replace(array, held=event.why, pending=event.why)
     return (replace(array, reason=Reason.HELD) if array.state is JobState.QUEUED else array), event.why

@@ -10,7 +10,7 @@ MARK = "~"
 MOST_MEMBERS = 10_000
 LARGEST_INDEX = 9_999_999
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", re.ASCII)
-RULE = f"must be indices such as 0-99, 1,3,5 or 0-15:4,20; at most {MOST_MEMBERS} of them, {LARGEST_INDEX} at most"
+RULE = f"must be indices such as 0-99, 1,3,5 or 0-15:4,20, the lower of two first; at most {MOST_MEMBERS} of them, {LARGEST_INDEX} at most"
 
 
 @lru_cache(maxsize=1024)

@@ -146,6 +146,9 @@ class Client:
         found = self._read().find(job_id)
         if job_id in found:
             return JobHandle(self, job_id)
+        # Before the name of one job goes that of another which begins so: dep-z3dnev9 is meant by dep, not dep2-vwid8er.
+        named_so = [one for one in found if one.rpartition("-")[0] == job_id]
+        found = named_so or found
         if len(found) != 1:
             raise JobNotFound(job_id, tuple(found))
         return JobHandle(self, found[0])

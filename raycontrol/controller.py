@@ -254,6 +254,8 @@ class Controller:
         job = await self._unfinished(job_id)
         now = self._clock()
         match wish:
+            case Wish.HOLD if job.held is not None:
+                pass  # so it is already, or will be once it has stopped
             case Wish.HOLD if job.state is not JobState.QUEUED and not job.is_array:
                 raise UsageError(
                     f"job {job_id} is {job.state}; `raycontrol suspend` stops it and keeps it in the queue"

@@ -181,7 +181,9 @@ class Execs:
         await asyncio.to_thread(remove_tree, folder)
         if ended is None or ended.code != 0:
             raise PlaceFailed(
-                f"`sudo -n` is refused to {own_name()}: {said or 'it does not say why'}; allow it in sudoers (NOPASSWD)"
+                f"`sudo -n` cannot be run: {said}; install sudo there"
+                if ended is not None and ended.error is not None
+                else f"`sudo -n` is refused to {own_name()}: {said or 'it does not say why'}; allow it in sudoers (NOPASSWD)"
             )
 
     async def _forget(self, exec_id: str, running: _Running, folder: Path) -> None:

@@ -27,7 +27,8 @@ class PlaceFailed(RaycontrolError):
 class Target:
     """Where: ``nodes`` of these names, IPs or beginnings of ids, ``all`` of them, those of ``group``, or the instances of ``job``.
 
-    Of a job, those named in ``instances`` or of its ``group``, else all that run.
+    Of a job, those named in ``instances`` or of its ``group``, else all that run. ``absent_too``: a node that is not in the cluster
+    (any more) is a place that cannot be reached, and no error.
     """
 
     nodes: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class Target:
     job: str | None = None
     instances: tuple[str, ...] = ()
     group: str | None = None
+    absent_too: bool = False
 
     def __post_init__(self) -> None:
         of_nodes = self.job is None and self.group is not None
@@ -52,7 +54,8 @@ class Target:
 class Place:
     """A node, or an instance of a job on it. ``name`` is what output and results go by.
 
-    ``cluster`` is raycontrol's name of the cluster, ``attempt_id`` and ``instance`` are None for a node.
+    ``cluster`` is raycontrol's name of the cluster, ``attempt_id`` and ``instance`` are None for a node. ``node_id`` is empty for
+    one that is not in the cluster.
     """
 
     name: str

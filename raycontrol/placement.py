@@ -334,7 +334,9 @@ def explain(
     wants = f"needs {counted(len(members), 'instance')} with {_amounts(wanted)}{word}"
     if placement is Placement.STRICT:
         alone = " and of no other job" if most.exclusive else ""
-        text = f"{wants}, each on a node of its own{alone}"
+        apart = f", each on a node of its own{alone}"
+        single = " on a node of no other job" if most.exclusive else " on one node"
+        text = wants + (apart if len(members) > 1 else single)
         if nodes:
             text += f"; {fitting} of {counted(len(nodes), 'node')} can take one"
         if never and may_pack and not most.exclusive and could_ever(members, Placement.PACK, nodes):

@@ -71,7 +71,7 @@ class Relations:
         elif after.kept_until is not None and before.kept_until is None:  # how it has ended is known
             for job_id in self.waiting_for(after.id):
                 yield Follow(job_id, AwaitedEnded(event.at, after.id, JobState.FAILED))
-        if after.is_array and after != before:
+        if after.is_array and (after != before or isinstance(event, Suspended)):
             yield from self._of_array(before, after, event)
 
     def _of_array(self, before: Job, after: Job, event: JobEvent) -> Iterator[Follow]:

@@ -28,7 +28,13 @@ def exec_call(target: Target, command: Command, parallel: int | None) -> Call:
     if target.job is not None:
         of_job = given(**common, instances=list(target.instances), group=target.group)
         return about(target.job, "POST", "/exec", body=as_json(of_job))
-    of_nodes = {"nodes": list(target.nodes), "all": target.all, "plain": command.plain, "root": command.root}
+    of_nodes = {
+        "nodes": list(target.nodes),
+        "all": target.all,
+        "plain": command.plain,
+        "root": command.root,
+        "absent_too": target.absent_too,
+    }
     return Call("POST", "/exec", body=as_json({**common, **of_nodes, **given(group=target.group)}))
 
 

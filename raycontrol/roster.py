@@ -192,13 +192,13 @@ class Roster:
 
     def check(self, spec: JobSpec) -> None:
         """Raise UsageError where the spec names a group that there is not."""
-        if spec.node_group is not None:
-            self.require_group(spec.node_group)
+        if spec.node_group is not None and spec.node_group not in self._groups:
+            raise UsageError(f"node_group: {self._no_group(spec.node_group)}")
 
     def require_group(self, group: str) -> None:
         """Raise UsageError where there is no such group."""
         if group not in self._groups:
-            raise UsageError(f"node_group: {self._no_group(group)}")
+            raise UsageError(self._no_group(group))
 
     def _no_group(self, group: str) -> str:
         known = ", ".join(sorted(self._groups)) or "none"

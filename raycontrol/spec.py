@@ -237,6 +237,13 @@ class JobSpec(Part):
     def shown(self) -> dict[str, Any]:
         """This spec as plain JSON values for people: what is not at its default, and what may be secret masked."""
         document = self.without_secrets().model_dump(mode="json", exclude_defaults=True)
+        for part, fields in _of_any_site().items():
+            left = {
+                name: value for name, value in document.get(part, {}).items() if fields.get(name) != value
+            }
+            document = {
+                name: value for name, value in {**document, part: left}.items() if value or name != part
+            }
         for part in (document, *document.get("groups", {}).values()):
             env = part.get("env", {})
             secret = [name for name in env if env[name] is not None and is_secret_name(name)]
@@ -273,6 +280,12 @@ class JobSpec(Part):
         idle_s = site.idle_gpu_warn_s if idle_s is None else idle_s
         timeouts = self.timeouts.model_copy(update={"idle_gpu_warn_s": idle_s})
         return self.model_copy(update={"rdma": rdma, "timeouts": timeouts})
+
+
+def _of_any_site() -> dict[str, dict[str, Any]]:
+    """Return what ``settled`` puts into every spec where the site has no settings of its own."""
+    usual = JobSpec(command="true").settled(Site()).model_dump(mode="json", exclude_defaults=True)
+    return {part: usual[part] for part in ("rdma", "timeouts")}
 
 
 # -- ways in ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
 from raycontrol.specparts import FolderText, rule
 
 KERNELS = ("/proc", "/sys", "/dev")
@@ -61,7 +64,7 @@ MountSource = Annotated[
 Mounts = Annotated[
     dict[MountTarget, MountSource],
     rule(lambda mounts: len(mounts) <= MOST_MOUNTS, f"must be at most {MOST_MOUNTS}"),
-    rule(lambda mounts: _all_apart(mounts), "must have targets none of which is another or lies below it"),
+    AfterValidator(lambda mounts: _all_apart(mounts)),
 ]
 
 
@@ -74,13 +77,14 @@ def wanted(mounts: Mapping[str, str]) -> tuple[Wanted, ...]:
     return tuple(sorted(found, key=lambda mount: mount.target))
 
 
-def _all_apart(mounts: Mapping[str, str]) -> bool:
+def _all_apart(mounts: dict[str, str]) -> dict[str, str]:
     targets = [posixpath.normpath(target) for target in mounts]
-    return not any(
-        _is_at_or_below(one, other)
-        for number, one in enumerate(targets)
-        for other in [*targets[:number], *targets[number + 1 :]]
-    )
+    for number, one in enumerate(targets):
+        for other in [*targets[:number], *targets[number + 1 :]]:
+            if _is_at_or_below(one, other):
+                told = f"must have targets none of which is another or lies below it, as {one} does below {other}"
+                raise PydanticCustomError("rule", "{rule}", {"rule": told})
+    return mounts
 
 
 def _is_at_or_below(path: str, folder: str) -> bool:

@@ -371,7 +371,7 @@ def _codes(least: int) -> tuple[AfterValidator, WithJsonSchema]:
         {"type": "integer", "minimum": least, "maximum": 255},
         {"type": "string", "pattern": "^[0-9]{1,3}-[0-9]{1,3}$"},
     ]
-    rule = f'must be exit codes from {least} to 255, or ranges of them such as "3-5"'
+    rule = f'must be exit codes from {least} to 255, or ranges of them such as "3-5", the lower first'
     return _rule(lambda one: _are_codes(one, least), rule), WithJsonSchema({"anyOf": forms})
 
 

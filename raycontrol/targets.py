@@ -25,23 +25,37 @@ def places(cluster: str, target: Target, rooms: Sequence[Node], jobs: Mapping[st
     """
     if target.job is not None:
         return _of_job(cluster, target, jobs)
-    chosen = _of_nodes(target, rooms)
+    absent = _absent(target, rooms) if target.absent_too else []
+    chosen = _of_nodes(target, rooms, absent)
     often = Counter(room.name for room in rooms)
     found = [
         Place(room.name if often[room.name] == 1 else f"{room.name}/{room.id[:8]}", room.id, cluster)
         for room in chosen
     ]
+    found += [Place(name, "", cluster) for name in absent]
     return tuple(sorted(found, key=lambda place: place.name))
 
 
-def _of_nodes(target: Target, rooms: Sequence[Node]) -> Sequence[Node]:
+def _absent(target: Target, rooms: Sequence[Node]) -> list[str]:
+    """Return the names that fit no node."""
+    absent = []
+    for name in dict.fromkeys(target.nodes):
+        try:
+            named(rooms, [name.rpartition("/")[2]])
+        except UsageError:
+            absent.append(name)
+    return absent
+
+
+def _of_nodes(target: Target, rooms: Sequence[Node], absent: Sequence[str]) -> Sequence[Node]:
     if target.group is not None:
         members = [room for room in rooms if target.group in room.groups]
         if not members:
             raise UsageError(f"no node of the group {target.group} is in the cluster now")
         return members
-    chosen = named(rooms, None if target.all else [name.rpartition("/")[2] for name in target.nodes])
-    if not chosen:
+    wanted = [name.rpartition("/")[2] for name in target.nodes if name not in absent]
+    chosen = named(rooms, None if target.all else wanted)
+    if not chosen and not absent:
         raise UsageError("the cluster has no nodes")
     return chosen
 

@@ -134,6 +134,10 @@ def execute(
 
     services: Services = context.obj
     contents = None if script is None else _contents(script)
+    if job is not None and (root or plain):
+        raise UsageError(
+            f"{'--root' if root else '--plain'} is for nodes: in a job everything runs as its start command does"
+        )
     if contents is None and not services.words:
         raise UsageError("name a command after `--`, such as `-- nvidia-smi -L`, or a file with --script")
     if timeout is not None and not 0 < timeout < 1e9:
@@ -317,4 +321,4 @@ def _failed(memory: Path) -> Target:
         job, failed = None, ()
     if not failed:
         raise UsageError(f"--rerun-failed: nothing has failed; {memory} names no places")
-    return Target(nodes=failed) if job is None else Target(job=str(job), instances=failed)
+    return Target(nodes=failed, absent_too=True) if job is None else Target(job=str(job), instances=failed)

@@ -106,7 +106,7 @@ def suspend(
     """Stop jobs and keep them in the queue, until `raycontrol resume`.
 
     Their programs get SIGTERM, then `timeouts.grace_s` to save, then SIGKILL. The next attempt finds the same code and
-    output folders. Returns before they have stopped. Of several jobs each is suspended that can be; those that cannot
+    output folders where it runs on the same nodes (in a `shared_dir` the latter anywhere). Returns before they have stopped. Of several jobs each is suspended that can be; those that cannot
     are named, and the exit status is 2.
 
     \b
@@ -151,6 +151,6 @@ def _change(
                 refused.append(error)
     print_states(services, done, as_json, single=len(job_ids) == 1)
     for refusal in refused[1:]:
-        services.out.note(str(refusal))
+        services.out.note(f"raycontrol: {refusal}")
     if refused:
         raise refused[0]

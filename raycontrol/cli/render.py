@@ -126,17 +126,29 @@ def details(info: JobInfo, now: float, *, over_http: bool = False) -> dict[str, 
     }
 
 
-SHOWN_ABOVE = frozenset({"name", "mode", "priority", "labels", "array"})
+SHOWN_ABOVE = frozenset({"name", "mode", "priority", "labels"})
 """Fields of a spec that ``details`` tells of already."""
 
 
 def spec_lines(spec: Mapping[str, Any]) -> dict[str, str | None]:
     """Return what was asked for, a field a line: text as it is, all else as YAML would write it in one line."""
     return {
-        name: one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        name: one_line(value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False))
         for name, value in spec.items()
         if name not in SHOWN_ABOVE
     }
+
+
+def _plain(value: Any) -> Any:
+    """Write whole numbers without a fraction, as people do."""
+    match value:
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case float() if value.is_integer():
+            return int(value)
+    return value
 
 
 def outputs_of(info: JobInfo, over_http: bool) -> str | None:

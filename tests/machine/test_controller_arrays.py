@@ -182,6 +182,44 @@ async def test_a_held_array_begins_no_more_and_a_suspended_one_gives_its_nodes_b
 
 
 @in_loop
+async def test_a_held_array_can_be_suspended_and_one_of_which_a_member_was_resumed_again(
+    tmp_path: Path,
+) -> None:
+    here = site(tmp_path)
+    await submit(here, "0-5%2")
+    await members_show(here, RUNNING=2, QUEUED=4)
+    await here.controller.wish("sweep-1", Wish.HOLD, "held by ada")
+    await here.controller.wish("sweep-1", Wish.SUSPEND, "suspended by ada")
+    await members_show(here, QUEUED=6)
+    assert here.cluster.left_over() == []
+    await here.controller.wish("sweep-1~0", Wish.RESUME, "resumed by ada")
+    await here.controller.wish("sweep-1", Wish.SUSPEND, "suspended by ada")
+    await members_show(here, QUEUED=6)
+    await here.controller.wish("sweep-1", Wish.RESUME, "resumed by ada")
+    await members_show(here, RUNNING=2, QUEUED=4)
+    await here.kill()
+
+
+@in_loop
+async def test_members_of_a_held_array_that_come_back_to_the_queue_wait(tmp_path: Path) -> None:
+    here = site(tmp_path, cpu=4, hosts=("host-a",))
+    await submit(here, "0-1%1", preemptible=True, priority=8)
+    await members_show(here, RUNNING=1, QUEUED=1)
+    await here.controller.wish("sweep-1", Wish.HOLD, "held by ada")
+    await here.submit("urgent-1", nodes=1, priority=0, resources={"cpu": 4})
+    await here.reaches("urgent-1", JobState.RUNNING)
+    await here.controller.stop("urgent-1", "seen enough", True)
+    await here.ends("urgent-1")
+    await here.submit("next-1", nodes=1, priority=9, resources={"cpu": 4})
+    await here.reaches("next-1", JobState.RUNNING)
+    await members_show(here, QUEUED=2)
+    await here.controller.stop("next-1", "seen enough", True)
+    await here.controller.wish("sweep-1", Wish.RELEASE, "released by ada")
+    await members_show(here, RUNNING=1, QUEUED=1)
+    await here.kill()
+
+
+@in_loop
 async def test_an_array_can_wait_for_a_job_and_a_job_for_an_array(tmp_path: Path) -> None:
     here = site(tmp_path, seconds=0.05)
     here.cluster.hidden |= {"id-of-host-a", "id-of-host-b"}

@@ -100,6 +100,13 @@ def test_a_job_is_found_by_the_beginning_of_its_id(client: Client) -> None:
     assert [ended(first).state, ended(second).state] == [JobState.SUCCEEDED, JobState.SUCCEEDED]
 
 
+def test_the_name_of_a_job_goes_before_the_beginning_of_another(client: Client) -> None:
+    short, long = (client.submit(spec("true", name=name)) for name in ("nick", "nickel"))
+    assert client.job("nick").id == short.id
+    assert client.job("nickel").id == client.job("nicke").id == long.id
+    assert [ended(short).state, ended(long).state] == [JobState.SUCCEEDED, JobState.SUCCEEDED]
+
+
 def test_the_same_job_id_submits_once(client: Client) -> None:
     job_id = new_job_id("once")
     jobs = [client.submit(spec("echo once"), job_id=job_id) for _ in range(3)]

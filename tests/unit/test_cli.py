@@ -130,7 +130,7 @@ def test_get_tells_what_a_job_asked_for_and_masks_what_may_be_secret() -> None:
         "  command     torchrun train.py sync",
         "  nodes       2-4",
         '  where       {"rack": "r1"}',
-        '  resources   {"gpu": 8.0}',
+        '  resources   {"gpu": 8}',
         '  env         {"LR": "0.1", "API_TOKEN": "(masked)"}',
         '  secret_env  {"KEY": null}',
     ]

@@ -135,7 +135,7 @@ def test_where_it_failed_is_remembered_and_nothing_else(shell: Shell) -> None:
     assert json.loads(memory.read_text()) == {"job": None, "failed": ["node2", "node10"]}
     assert memory.stat().st_mode & 0o777 == 0o600
     assert shell("--rerun-failed", "--", "x", news=all_over()[1:], places=THREE[1:]) == 0
-    assert shell.asked[0] == Target(nodes=("node2", "node10"))
+    assert shell.asked[0] == Target(nodes=("node2", "node10"), absent_too=True)
     assert shell("--rerun-failed", "--", "x") == 2
     assert "nothing has failed" in shell.stderr
     shell("--job", "digits-ab12cd", "--", "x", news=(Over("worker-0", 1, 1),), places=("worker-0",))
@@ -180,6 +180,7 @@ def test_a_script_goes_as_its_bytes(shell: Shell, tmp_path: Path) -> None:
         (("--all", "--group", "worker"), "say where: exactly one of"),
         (("--all", "--instance", "worker-0"), "--instance is of a job: name it with --job, too"),
         (("--job", "x", "--group", "a", "--instance", "b"), "give --instance or --group, not both"),
+        (("--job", "x", "--root"), "--root is for nodes: in a job everything runs as its start command does"),
         (("--rerun-failed", "--group", "worker"), "say where: exactly one of"),
         (
             ("--rerun-failed", "--instance", "worker-0"),

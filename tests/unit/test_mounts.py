@@ -92,11 +92,11 @@ def test_relative_sources_are_of_the_code_and_absolute_ones_of_the_node() -> Non
         ({"/opt/code": ":ro"}, 'mounts./opt/code: must name a folder or a file, got ":ro"'),
         (
             {"/opt/ml": "a", "/opt/ml/code": "b"},
-            "mounts: must have targets none of which is another or lies below it, got a mapping",
+            "mounts: must have targets none of which is another or lies below it, as /opt/ml/code does below /opt/ml, got a mapping",
         ),
         (
             {"/opt/ml": "a", "/opt/ml/": "b"},
-            "mounts: must have targets none of which is another or lies below it, got a mapping",
+            "mounts: must have targets none of which is another or lies below it, as /opt/ml does below /opt/ml, got a mapping",
         ),
     ],
 )

@@ -169,8 +169,7 @@ def test_reserve_passes_over_nodes_that_have_left() -> None:
             STRICT,
             [host("1", gpu=1, memory=2**40, GPU=0)],
             False,
-            "needs 1 instance with cpu 2, gpu 0.5, memory 1.5 GiB free, each on a node of its own; "
-            "0 of 1 node can take one",
+            "needs 1 instance with cpu 2, gpu 0.5, memory 1.5 GiB free on one node; 0 of 1 node can take one",
         ),
         (
             gang(2),

@@ -369,7 +369,7 @@ def test_what_a_job_avoids_is_not_promised_to_it() -> None:
 def test_why_a_job_waits_does_not_count_nodes_that_it_avoids() -> None:
     wary = replace(job("wary"), avoided=frozenset({"id-0"}))
     assert why(decide([wary], hosts(8, 0), [runs("old", 1)]), "wary") == (
-        "needs 1 instance with cpu 1, gpu 8 free, each on a node of its own; 0 of 1 node can take one; "
+        "needs 1 instance with cpu 1, gpu 8 free on one node; 0 of 1 node can take one; "
         "avoids 0, where an attempt was lost; GPUs are held by old (8)"
     )
 

@@ -111,7 +111,7 @@ def test_a_wish_that_no_node_fulfils_is_infeasible_at_once() -> None:
     found = decide(line, nodes)
     assert brief(found) == ["model INFEASIBLE", "named INFEASIBLE", "many INFEASIBLE"]
     assert why(found, "model") == (
-        "infeasible now: needs 1 instance with cpu 1, each on a node of its own; "
+        "infeasible now: needs 1 instance with cpu 1 on one node; "
         "3 of 3 nodes are excluded: 2 by where gpu_model, 1 offline"
     )
     assert "1 of 1 node can take one; not in the cluster: x; 2 of 3 nodes are excluded" in why(found, "named")
@@ -181,7 +181,7 @@ def test_an_exclusive_job_is_placed_where_no_other_job_is() -> None:
     found = decide([job("a", exclusive=True)], hosts(3), running)
     assert brief(found) == ["a NO_ROOM"]
     assert why(found, "a") == (
-        "needs 1 instance with cpu 1 free, each on a node of its own and of no other job; 0 of 1 node can take one; "
+        "needs 1 instance with cpu 1 free on a node of no other job; 0 of 1 node can take one; "
         "other jobs are there: r"
     )
 

@@ -54,6 +54,17 @@ def test_one_unknown_name_is_an_error_for_all() -> None:
         names(Target(all=True), ())
 
 
+def test_where_absent_nodes_count_they_are_places_that_are_nowhere() -> None:
+    target = Target(nodes=("host-a", "host-c"), absent_too=True)
+    assert places("east", target, ROOMS, {}) == (
+        Place("host-a", "aaaa1111", "east"),
+        Place("host-c", "", "east"),
+    )
+    assert places("east", Target(nodes=("host-c",), absent_too=True), ROOMS, {}) == (
+        Place("host-c", "", "east"),
+    )
+
+
 def test_a_jobs_instances_are_chosen_by_names_and_groups() -> None:
     assert places("east", Target(job="digits-1", group="worker"), (), {"digits-1": running()}) == (
         Place("worker-0", "node-b", "east", "digits-1.0", "worker-0"),
