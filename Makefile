@@ -5,7 +5,7 @@ SUITE := tests/unit tests/api tests/machine tests/ray tests/hosts
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-exec bench-faults bench-mpi bench-queue bench-ray bench-store bench-trace clean
+.PHONY: help setup demo test test-all test-faults test-gpu check bench bench-api bench-exec bench-faults bench-launch bench-mpi bench-queue bench-ray bench-store bench-trace clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -37,7 +37,10 @@ check: ## format, lint, types, unit tests; under a minute
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m 'not long' tests/unit tests/api
 
-bench: ## a job that does nothing, beside Ray's own way to start it, on three hosts (needs root)
+bench: setup ## every figure beside its peers, on hosts that are network namespaces, written to docs/benchmarks.md (needs root; an hour)
+	$(BIN)/python -m tests.bench --output docs/benchmarks.md
+
+bench-launch: ## a job that does nothing, and the command line, beside Slurm and Ray's own ways, on three hosts (needs root)
 	@scripts/setup test
 	$(BIN)/python -m tests.bench.launch
 

@@ -15,8 +15,8 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -43,6 +43,8 @@ DAMAGE = (
 
 STALE_S = 3600.0
 KEPT_TREES = 8
+AHEAD = 3
+"""So many pieces of a package are asked for at a time."""
 
 ReadPackage = Callable[[str, int, int], Awaitable[bytes]]
 """``read(digest, offset, max_bytes) -> bytes``, empty at the end: see ``Archive.read_package``."""
@@ -142,18 +144,47 @@ def touched(tree: Path) -> bool:
 
 async def download(digest: str, read: ReadPackage, path: Path) -> None:
     found = hashlib.sha256()
+    offset = 0
     with path.open("wb") as file:
 
         def keep(data: bytes) -> None:
             found.update(data)
             file.write(data)
 
-        offset = 0
-        while data := await read(digest, offset, CHUNK_BYTES):
-            await asyncio.to_thread(keep, data)
-            offset += len(data)
+        async with aclosing(_read_ahead(digest, read)) as pieces:
+            async for data in pieces:
+                await asyncio.to_thread(keep, data)
+                offset += len(data)
     if found.hexdigest() != digest:
         raise PackageError(f"package {digest}: the {offset} bytes that arrived are not its own")
+
+
+async def _read_ahead(digest: str, read: ReadPackage) -> AsyncGenerator[bytes, None]:
+    """Yield all of a package; what comes next is on its way while one is taken care of."""
+    offset, ahead = 0, 1  # most packages are one piece
+    asked: dict[int, asyncio.Future[bytes]] = {}
+    try:
+        while True:
+            for start in range(offset, offset + ahead * CHUNK_BYTES, CHUNK_BYTES):
+                if start not in asked:
+                    asked[start] = asyncio.ensure_future(read(digest, start, CHUNK_BYTES))
+            data = await asked.pop(offset)
+            if not data:
+                return
+            yield data
+            offset += len(data)
+            ahead = AHEAD if len(data) == CHUNK_BYTES else 1
+            if ahead == 1:  # the end, or a short answer: what was asked for does not fit any more
+                await _give_up(asked)
+    finally:
+        await _give_up(asked)
+
+
+async def _give_up(asked: dict[int, asyncio.Future[bytes]]) -> None:
+    for one in asked.values():
+        one.cancel()
+    await asyncio.gather(*asked.values(), return_exceptions=True)
+    asked.clear()
 
 
 def make_copy(source: Path | None, target: Path) -> None:

@@ -262,3 +262,31 @@ def test_the_upload_of_a_damaged_package_is_sent_once_more(archive: Archive, tmp
             assert await archive.has_package(package.digest)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["whole pieces", "short answers"])
+def test_a_package_comes_in_pieces_of_which_some_are_asked_for_ahead(
+    archive: Archive, tmp_path: Path, short: bool
+) -> None:
+    source = tmp_path / "large"
+    source.mkdir()
+    (source / "data").write_bytes(random.Random(7).randbytes(19 * MIB))
+    under_way: list[int] = []
+    most = 0
+
+    async def read(digest: str, offset: int, max_bytes: int) -> bytes:
+        nonlocal most
+        under_way.append(offset)
+        most = max(most, len(under_way))
+        data = await archive.read_package(digest, offset, max_bytes - MIB if short else max_bytes)
+        under_way.remove(offset)
+        return data
+
+    async def story() -> None:
+        with pack(source) as package:
+            await upload(package, archive.put_package)
+            cache = PackageCache(tmp_path / "cache")
+            assert tree(await cache.ensure(package.digest, read)) == tree(source)
+
+    asyncio.run(story())
+    assert (most, under_way) == (1 if short else 3, [])
