@@ -137,7 +137,7 @@ class RayCluster:
     What waits for hosts, which may be silent, has threads of its own: all other calls share the few of Python's pool.
     """
 
-    def __init__(self, name: str, home: str, controller: Any) -> None:
+    def __init__(self, name: str, home: str, controller: Any = None) -> None:
         self._name = name
         self._home = home
         self._controller = controller
