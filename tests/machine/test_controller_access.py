@@ -391,7 +391,8 @@ async def test_the_queue_has_the_waiting_jobs_of_this_cluster_in_their_order(tmp
     here = site(tmp_path)
     for job_id in ("b-1", "a-1"):
         await here.submit(job_id, nodes=9)
-    assert [(job.position, job.id) for job in await here.controller.queue()] == [(1, "b-1"), (2, "a-1")]
+        await here.shows(job_id, lambda info: "infeasible now" in str(info.pending))
+    assert [(job.position, job.id) for job in await here.controller.queue()] == [(None, "b-1"), (None, "a-1")]
     assert await here.controller.running() == []
     assert (await here.controller.glance("a-1")).state is JobState.QUEUED
     for job_id in ("b-1", "a-1"):
