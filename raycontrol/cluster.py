@@ -54,7 +54,7 @@ from raycontrol.queue import Rules
 from raycontrol.retention import Limits
 from raycontrol.settings import Settings
 from raycontrol.sharedprobe import Probed
-from raycontrol.spec import members
+from raycontrol.spec import Member, members
 from raycontrol.status import Policy
 
 T = TypeVar("T")
@@ -171,12 +171,15 @@ class RayCluster:
         if not group.wait(PLACING_S):
             raise ReservationRefused(f"the placement group was not ready within {PLACING_S:g} s")
         with ThreadPoolExecutor(ACTORS_AT_ONCE, thread_name_prefix="make-actors") as threads:
-            for _ in threads.map(partial(self._make_instance, job, group), range(len(job.instances))):
-                pass  # an error of one is raised here
+            making = [
+                threads.submit(copy_context().run, self._make_instance, job, group, index, member)
+                for index, member in enumerate(members(job.spec))
+            ]
+        for one in making:
+            one.result()
 
-    def _make_instance(self, job: Job, group: PlacementGroup, index: int) -> None:
+    def _make_instance(self, job: Job, group: PlacementGroup, index: int, member: Member) -> None:
         """Return when Ray has written down that there is to be such an actor."""
-        member = members(job.spec)[index]
         who = job.id, job.attempt, job.attempt_id, member.name, job.spec.mode
         seed = Seed(*who, job.fence_s, self._controller)
         wanted = demand(member.resources)
@@ -314,9 +317,8 @@ class RayCluster:
         for job_id in job_ids:
             try:
                 await result_of(archive.remove_job.remote(job_id))
-            except (
-                StoreError
-            ) as error:  # the next look at what is kept finds it again, and the others are not to wait
+            except StoreError as error:
+                # The next look at what is kept finds it again, and the others are not to wait.
                 log.warning("%s", error)
         await archive.remove_packages.remote(packages_in_use)
 
