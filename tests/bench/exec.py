@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.alone import alone
-from tests.bench.peers import no_slurm, slurm
+from tests.bench.peers import SRUN, no_slurm, slurm
 from tests.bench.tables import Table, measure, waiting
 from tests.hosts.network import Hosts
 
@@ -26,14 +26,6 @@ with Client() as client:
         with client.exec("true", all=True) as outcomes:
             assert len(outcomes) == 3 and outcomes.status == 0
         print(time.perf_counter() - began, flush=True)
-"""
-SRUN = """
-import subprocess, sys, time
-print("ready", flush=True)
-for line in sys.stdin:
-    began = time.perf_counter()
-    subprocess.run(["srun", "--immediate=30", "-N3", "true"], check=True)
-    print(time.perf_counter() - began, flush=True)
 """
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from sys import executable
 
 from tests.bench.alone import alone
-from tests.bench.peers import no_slurm, recommended, slurm
+from tests.bench.peers import SRUN, no_slurm, recommended, slurm
 from tests.bench.tables import Table, Way, brief, measure, quantile, waiting
 from tests.hosts.network import BIN, Hosts
 
@@ -28,14 +28,6 @@ for line in sys.stdin:
     time.sleep(float(line))
     began = time.perf_counter()
     assert client.submit(spec).wait(timeout_s=300).state == "SUCCEEDED"
-    print(time.perf_counter() - began, flush=True)
-"""
-SRUN = """
-import subprocess, sys, time
-print("ready", flush=True)
-for line in sys.stdin:
-    began = time.perf_counter()
-    subprocess.run(["srun", "--immediate=30", "-N3", "true"], check=True)
     print(time.perf_counter() - began, flush=True)
 """
 TRAINER = """

@@ -40,6 +40,15 @@ SelectTypeParameters=CR_Core
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 UP_S = 60
+SRUN = """
+import subprocess, sys, time
+print("ready", flush=True)
+for line in sys.stdin:
+    began = time.perf_counter()
+    subprocess.run(["srun", "--immediate=30", "-N3", "true"], check=True)
+    print(time.perf_counter() - began, flush=True)
+"""
+"""For ``tables.waiting``, with the environment that ``slurm`` gives."""
 
 
 def no_slurm() -> str | None:
