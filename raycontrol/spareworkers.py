@@ -91,16 +91,14 @@ def ask_for_workers(address: str, number: int) -> None:
 
 def waiting_workers(raylet_pid: int) -> list[int]:
     """Return the pids of a raylet's workers that have nothing to do, or have just been started."""
-    children = [
-        int(pid)
-        for thread in Path(f"/proc/{raylet_pid}/task").iterdir()
-        for pid in (thread / "children").read_text().split()
-    ]
-    return [pid for pid in children if any(word in _command_line(pid) for word in WORKERS)]
+    threads = Path(f"/proc/{raylet_pid}/task").iterdir()
+    children = [int(pid) for thread in threads for pid in _read(thread / "children").split()]
+    return [pid for pid in children if any(word in _read(Path(f"/proc/{pid}/cmdline")) for word in WORKERS)]
 
 
-def _command_line(pid: int) -> bytes:
+def _read(file: Path) -> bytes:
+    """Return what the kernel tells of a thread or a process, nothing of one that has just ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it has just ended
+        return file.read_bytes()
+    except OSError:
         return b""

@@ -40,6 +40,7 @@ DOCUMENTS = {
     f"GET /jobs/{JOB}/usage": {},
     f"POST /jobs/{JOB}/stop": ENDED,
     "GET /sizes": {JOB: 1},
+    "GET /offline_nodes": [],
     "GET /nodes": [{"id": "f00", "name": "host-a", "ip": "10.0.0.1"}],
     "POST /doubts": {"doubts": None},
     "GET /tokens": [{"name": "ci", "role": "user", "user": "ada", "created_at": 1.0}],

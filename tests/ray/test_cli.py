@@ -57,7 +57,8 @@ def test_everything_about_a_job_can_be_read(cluster: LocalRay, client: Client) -
 
     (listed,) = [item for item in cluster.json("list") if item["id"] == job.id]
     in_short = [{**item, "variables": {}} for item in info.model_dump(mode="json")["instances"]]
-    assert listed == {**info.model_dump(mode="json"), "instances": in_short}
+    assert listed == {**info.model_dump(mode="json"), "instances": in_short, "spec": None}
+    assert info.spec is not None and info.spec["command"] == program
     events = cluster.json("events", job.id)
     assert events == [event.model_dump(mode="json") for event in job.events()]
 
