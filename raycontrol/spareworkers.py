@@ -13,6 +13,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from raycontrol import trees
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
@@ -91,14 +93,13 @@ def ask_for_workers(address: str, number: int) -> None:
 
 def waiting_workers(raylet_pid: int) -> list[int]:
     """Return the pids of a raylet's workers that have nothing to do, or have just been started."""
-    threads = Path(f"/proc/{raylet_pid}/task").iterdir()
-    children = [int(pid) for thread in threads for pid in _read(thread / "children").split()]
-    return [pid for pid in children if any(word in _read(Path(f"/proc/{pid}/cmdline")) for word in WORKERS)]
+    rows = (trees.row_of(pid) for pid in trees.all_pids())
+    children = [row.pid for row in rows if row is not None and row.parent == raylet_pid]
+    return [pid for pid in children if any(word in _command_line(pid) for word in WORKERS)]
 
 
-def _read(file: Path) -> bytes:
-    """Return what the kernel tells of a thread or a process, nothing of one that has just ended."""
+def _command_line(pid: int) -> bytes:
     try:
-        return file.read_bytes()
-    except OSError:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
         return b""

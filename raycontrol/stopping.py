@@ -110,12 +110,27 @@ def give_up(job: Job) -> Job:
 
 def blame_earlier(job: Job, instance: Instance, ended: Ended) -> Job:
     """Let the verdict name another instance if that one failed by itself before the one that reported first, or led it."""
-    if job.ok(ended) or ended.sender is not None or ended.followed or job.failed_at is None:
+    if job.ok(ended) or ended.followed or job.failed_at is None:
         return job
+    if ended.sender is not None:
+        return _blame_leader(job, instance, ended) if instance.index == 0 and _blames_a_follower(job) else job
     if ended.at >= job.failed_at and not _blames_a_follower(job):
         return job
     verdict = verdicts.failure(job, instance, ended)
     job = replace(job, verdict=verdict, reason=verdict.reason, failed_at=ended.at)
+    return _mark_peers(job.with_instance(instance.name, note=None), because=f"{instance.name} failed")
+
+
+def _blame_leader(job: Job, instance: Instance, ended: Ended) -> Job:
+    """A launcher that was stopped before it could tell how the world that it led had ended: those that followed it have told."""
+    assert job.verdict is not None, "a follower is blamed"
+    follower, code = job.verdict.instance, job.verdict.exit_code
+    told = (
+        f"{instance.name} on {instance.node_name} led a world that ended with {code}, as {follower} has told"
+    )
+    lines = ended.last_lines or job.verdict.last_lines
+    verdict = job.verdict.model_copy(update={"instance": instance.name, "summary": told, "last_lines": lines})
+    job = replace(job, verdict=verdict)
     return _mark_peers(job.with_instance(instance.name, note=None), because=f"{instance.name} failed")
 
 

@@ -103,3 +103,22 @@ def test_an_instance_that_only_followed_the_launcher_does_not_take_the_blame() -
         jobs.running(), exited("master-0", 1018.1, code=3), exited("worker-0", 1018.0, code=3, followed=True)
     )
     assert job.verdict is not None and job.verdict.instance == "master-0"
+
+
+def test_a_launcher_that_was_stopped_for_what_a_follower_told_takes_the_blame() -> None:
+    """Its own end was still to be told when the others were stopped."""
+    job = after(
+        jobs.running(),
+        exited("worker-0", 1018.0, code=137, followed=True),
+        exited(
+            "master-0", 1018.1, signal=15, sender="stopped by raycontrol", last_lines=("prterun was killed",)
+        ),
+    )
+    assert job.verdict is not None
+    assert (job.verdict.instance, job.verdict.exit_code, job.reason) == (
+        "master-0",
+        137,
+        Reason.INSTANCE_FAILED,
+    )
+    assert job.verdict.summary == "master-0 on host-a led a world that ended with 137, as worker-0 has told"
+    assert job.verdict.last_lines == ("prterun was killed",)
