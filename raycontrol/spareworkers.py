@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ QUIET_S = 2.0
 """So long nothing must have begun or ended here: a worker that is being started takes a core, which a job that starts needs."""
 TROUBLE_S = 600.0
 ASK_S = 5.0
+BEGIN_S, BEGIN_LOOK_S = 2.0, 0.05
 KEPT_S = 3600
 """So long Ray lets a worker live for which there is nothing to do; then another one is asked for."""
 WORKERS = (b"ray::IDLE", b"default_worker.py")
@@ -48,6 +50,8 @@ class SpareWorkers:
         self._raylet_pid = raylet_pid
         self._wanted = wanted
         self._disturbed = asyncio.Event()
+        self._ours: set[int] = set()
+        """The pids of those that were asked for here. Others wait, too: for the driver whose tasks they have run."""
 
     async def keep(self) -> None:
         """For ever: ask for those that are missing once it is quiet here, and look again from time to time."""
@@ -71,9 +75,19 @@ class SpareWorkers:
         self._disturbed.set()
 
     def _top_up(self) -> None:
-        missing = self._wanted - len(waiting_workers(self._raylet_pid))
+        before = waiting_workers(self._raylet_pid)
+        self._ours &= before
+        missing = self._wanted - len(self._ours)
         if missing > 0:
             ask_for_workers(self._address, missing)
+            self._ours |= self._begun(before, missing)
+
+    def _begun(self, before: set[int], number: int) -> set[int]:
+        """Return the workers that have been started since; none where Ray takes longer than usual for it."""
+        deadline = time.monotonic() + BEGIN_S
+        while len(new := waiting_workers(self._raylet_pid) - before) < number and time.monotonic() < deadline:
+            time.sleep(BEGIN_LOOK_S)
+        return new
 
 
 def ask_for_workers(address: str, number: int) -> None:
@@ -91,11 +105,11 @@ def ask_for_workers(address: str, number: int) -> None:
         raylet.PrestartWorkers(asked, timeout=ASK_S)
 
 
-def waiting_workers(raylet_pid: int) -> list[int]:
+def waiting_workers(raylet_pid: int) -> set[int]:
     """Return the pids of a raylet's workers that have nothing to do, or have just been started."""
     rows = (trees.row_of(pid) for pid in trees.all_pids())
     children = [row.pid for row in rows if row is not None and row.parent == raylet_pid]
-    return [pid for pid in children if any(word in _command_line(pid) for word in WORKERS)]
+    return {pid for pid in children if any(word in _command_line(pid) for word in WORKERS)}
 
 
 def _command_line(pid: int) -> bytes:

@@ -21,11 +21,11 @@ from tests.hosts.network import Hosts
 SIZES = (8, 16, 32, 64)
 SDK = """
 import sys, time
-from raycontrol import Client, JobSpec, Resources
+from raycontrol import Client, JobSpec
 client = Client()
 print("ready", flush=True)
 for line in sys.stdin:
-    spec = JobSpec(command="true", nodes=int(line), placement="pack", resources=Resources(cpu=0.05))
+    spec = JobSpec(command="true", nodes=int(line), placement="pack", resources={"cpu": 0.05})
     began = time.perf_counter()
     assert client.submit(spec).wait(timeout_s=300).state == "SUCCEEDED"
     print(time.perf_counter() - began, flush=True)

@@ -51,7 +51,7 @@ with open(told + os.environ["RAYCONTROL_INSTANCE"], "w") as file:
 """
 SDK = """
 import json, sys, time
-from raycontrol import Client, JobSpec, Resources
+from raycontrol import Client, JobSpec
 client = Client()
 print("ready", flush=True)
 for line in sys.stdin:

@@ -62,11 +62,8 @@ def markdown(table: Table) -> str:
 
 
 def brief(value: float) -> str:
-    """Return three digits of a figure: 0.0123, 1.23, 123."""
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - len(f"{abs(value):.0f}") + 1) if abs(value) >= 1 else 3
-    return f"{value:.{digits}f}"
+    """Return three digits of a figure: 0.000123, 1.23, 123, 1234."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def quantile(values: Sequence[float], share: float) -> float:

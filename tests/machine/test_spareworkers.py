@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -30,47 +33,78 @@ def child(word: str) -> Iterator[int]:
 
 def test_workers_count_that_have_nothing_to_do_or_are_being_started() -> None:
     with child("ray::IDLE") as idle, child("/x/default_worker.py") as starting, child("ray::InstanceActor"):
-        assert sorted(waiting_workers(os.getpid())) == sorted([idle, starting])
+        assert waiting_workers(os.getpid()) == {idle, starting}
 
 
-def keep(asked: list[int], wanted: int, story: float) -> None:
+@dataclass
+class FakeRaylet:
+    """Starts workers that do nothing, as children of this process; ``error`` is raised instead."""
+
+    asked: list[int] = field(default_factory=list)
+    error: Exception | None = None
+    workers: ExitStack = field(default_factory=ExitStack)
+    pids: list[int] = field(default_factory=list)
+
+    def start(self, _: str, number: int) -> None:
+        self.asked.append(number)
+        if self.error is not None:
+            raise self.error
+        self.pids += [self.workers.enter_context(child("/x/default_worker.py")) for _ in range(number)]
+
+
+@pytest.fixture
+def raylet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRaylet]:
+    made = FakeRaylet()
+    monkeypatch.setattr(spareworkers, "ask_for_workers", made.start)
+    with made.workers:
+        yield made
+
+
+def keep(wanted: int, until: Callable[[], bool]) -> None:
+    """Keep so many until this is true, and for ten looks longer."""
+
     async def go() -> None:
         spares = SpareWorkers("unused", os.getpid(), wanted, look_s=0.05, quiet_s=0.01, trouble_s=0.05)
         keeping = asyncio.ensure_future(spares.keep())
-        await asyncio.wait({keeping}, timeout=story)
+        deadline = time.monotonic() + 20
+        while not until() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert until(), "within 20 s"
+        await asyncio.wait({keeping}, timeout=0.5)
         assert keeping.done() == (wanted == 0)
         keeping.cancel()
 
     asyncio.run(go())
 
 
-def test_as_many_are_asked_for_as_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(spareworkers, "ask_for_workers", lambda _, number: asked.append(number))
+def test_as_many_are_asked_for_as_are_missing_of_ours(raylet: FakeRaylet) -> None:
+    """Workers that wait for somebody else's tasks do not count."""
     with child("ray::IDLE"):
-        keep(asked, 3, story=1.0)
-    assert asked and set(asked) == {2}
+        keep(2, until=lambda: len(raylet.pids) == 2)
+    assert raylet.asked == [2]
 
 
-def test_none_are_asked_for_where_none_are_wanted_or_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(spareworkers, "ask_for_workers", lambda _, number: asked.append(number))
-    keep(asked, 0, story=5.0)
-    with child("ray::IDLE"):
-        keep(asked, 1, story=0.5)
-    assert asked == []
+def test_one_that_is_gone_is_replaced(raylet: FakeRaylet) -> None:
+    killed: list[int] = []
+
+    def replaced() -> bool:
+        if raylet.pids and not killed:
+            killed.append(raylet.pids[0])
+            os.kill(killed[0], signal.SIGKILL)
+        return len(raylet.pids) == 2
+
+    keep(1, until=replaced)
+    assert raylet.asked == [1, 1]
+
+
+def test_none_are_asked_for_where_none_are_wanted(raylet: FakeRaylet) -> None:
+    keep(0, until=lambda: True)
+    assert raylet.asked == []
 
 
 def test_a_ray_that_cannot_be_asked_is_asked_again_later(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    raylet: FakeRaylet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[int] = []
-
-    def refuse(_: str, number: int) -> None:
-        asked.append(number)
-        raise AttributeError("no PrestartWorkers")
-
-    monkeypatch.setattr(spareworkers, "ask_for_workers", refuse)
-    keep(asked, 1, story=1.0)
-    assert len(asked) > 1
+    raylet.error = AttributeError("no PrestartWorkers")
+    keep(1, until=lambda: len(raylet.asked) > 1)
     assert "this Ray cannot be asked for spare workers" in caplog.text

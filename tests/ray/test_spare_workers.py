@@ -23,6 +23,6 @@ def test_an_instance_takes_a_worker_that_waited_and_another_takes_its_place(
         actor["pid"] for actor in cluster.ask()["actors"] if actor["name"].endswith(f"{job.id}.0:master-0")
     ]
     assert pid in waited
-    wait_until(lambda: set(waiting_workers(raylet)) - set(waited), WAIT_S, "another one waits")
+    wait_until(lambda: waiting_workers(raylet) - waited, WAIT_S, "another one waits")
     job.stop(force=True)
     ended(job)
