@@ -32,14 +32,13 @@ for line in sys.stdin:
 """
 ACTORS = """
 import sys, time
-out, sys.stdout = sys.stdout, sys.stderr
 import ray
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 class Plain:
     def ready(self): return True
 ray.init()
-print("ready", file=out, flush=True)
+print("ready", flush=True)
 for line in sys.stdin:
     began = time.perf_counter()
     group = placement_group([{"CPU": 0.05}] * int(line), strategy="PACK")
@@ -47,7 +46,7 @@ for line in sys.stdin:
     options = lambda i: {"num_cpus": 0.05, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, i)}
     actors = [ray.remote(Plain).options(**options(i)).remote() for i in range(int(line))]
     ray.get([actor.ready.remote() for actor in actors])
-    print(time.perf_counter() - began, file=out, flush=True)
+    print(time.perf_counter() - began, flush=True)
     for actor in actors:
         ray.kill(actor)
     remove_placement_group(group)

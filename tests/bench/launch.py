@@ -32,17 +32,16 @@ for line in sys.stdin:
 """
 TRAINER = """
 import os, sys, time
-out, sys.stdout = sys.stdout, sys.stderr
 import ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 ray.init()
-print("ready", file=out, flush=True)
+print("ready", flush=True)
 for line in sys.stdin:
     began = time.perf_counter()
     scaling = ScalingConfig(num_workers=3, placement_strategy="STRICT_SPREAD")
     TorchTrainer(lambda: None, scaling_config=scaling, run_config=RunConfig(storage_path=sys.argv[1])).fit()
-    print(time.perf_counter() - began, file=out, flush=True)
+    print(time.perf_counter() - began, flush=True)
 """
 PAUSE_S = 8
 OURS = f"Client().submit(3 x true).wait(), connected, {PAUSE_S} s after the last one"

@@ -94,6 +94,13 @@ def measure(
     return times
 
 
+ANSWERS = """
+import builtins, sys
+answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print something, too
+def print(*words, **options): builtins.print(*words, **{**options, "file": answers, "flush": True})
+"""
+
+
 @contextmanager
 def waiting(hosts: Hosts, i: int, program: str, env: Mapping[str, str]) -> Iterator[Callable[[str], str]]:
     """Let a Python program wait on a host once it has said ``ready``; gives what sends it a line, and returns its answer.
@@ -101,7 +108,7 @@ def waiting(hosts: Hosts, i: int, program: str, env: Mapping[str, str]) -> Itera
     What connects once and is then asked again and again is measured without its start.
     """
     with hosts.popen(
-        i, [sys.executable, "-c", program], env=dict(env), stdin=subprocess.PIPE, stderr=None
+        i, [sys.executable, "-c", ANSWERS + program], env=dict(env), stdin=subprocess.PIPE, stderr=None
     ) as process:
         expect(process, "ready")
 
