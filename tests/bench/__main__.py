@@ -69,7 +69,7 @@ def run(name: str, rounds: int | None, output: Path | None) -> bool:
     for table in tables:
         print(text(table), end="\n\n", flush=True)
     if output is not None:
-        about = bench.__doc__.partition("\n")[0]
+        about = " ".join(bench.__doc__.partition("\n\n")[0].split())
         where = f"{time.strftime('%Y-%m-%d')}, {commit()}, {machine()}."
         section = "\n\n".join([f"## {name}", about, *map(markdown, tables), where])
         put(output, name, section)
