@@ -78,7 +78,6 @@ def tables(rounds: int) -> Sequence[Table]:
         cluster = Cluster(hosts, Path(name) / "home")
         with waiting(hosts, 0, SDK, env) as ask:
             bench = Logs(hosts, cluster, ask)
-            before = bench.memory_note().replace("after it", "before")
             big = measure({FILE: lambda: bench.big(False), FOLLOWED: lambda: bench.big(True)}, rounds)
             after_big = bench.memory_note()
             ways = {FILE: lambda: bench.many(False), FOLLOWED: lambda: bench.many(True)}
@@ -86,7 +85,7 @@ def tables(rounds: int) -> Sequence[Table]:
             after_many = bench.memory_note()
         cluster.close()
     return [
-        Table("1 GiB from one instance: the program's own time", big, notes=[GOAL, before, after_big]),
+        Table("1 GiB from one instance: the program's own time", big, notes=[GOAL, after_big]),
         Table(
             f"{INSTANCES} instances, {RATE} lines/s each for {SECONDS} s: the slowest program's own time",
             many,
