@@ -154,7 +154,9 @@ class NodeActor(WithExecs, Node):
         member = Membership(context.gcs_address, context.get_node_id(), gcs_client)
         end_raylet_given_up(context.gcs_address, raylet_pid, member.is_given_up)
         self._spares = SpareWorkers(
-            f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", raylet_pid, _spare_workers()
+            f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}",
+            raylet_pid,
+            _own_settings().spare_workers,
         )
         self._keeping_spares = asyncio.ensure_future(self._spares.keep())
         self._cleaning = asyncio.ensure_future(self.keep_clean())
@@ -470,29 +472,20 @@ def _lift(thread: int) -> bool:
 
 def _scratch() -> str:
     """Return this node's folder for jobs: under Ray's session folder, so that it never outlives the Ray of this node."""
-    chosen = _chosen_scratch()
+    chosen = _own_settings().scratch
     node_id = ray.get_runtime_context().get_node_id()
     own_node: Any = ray._private.worker.global_worker.node
     base = Path(chosen) if chosen else Path(own_node.get_session_dir_path()) / "raycontrol"
     return str(base / node_id[:16])
 
 
-def _spare_workers() -> int:
-    """Return the setting; its default where the settings are wrong."""
+def _own_settings() -> Settings:
+    """Return this node's settings; the defaults where they are wrong, or whatever starts meanwhile would count as lost."""
     try:
-        return Settings.load().spare_workers
+        return Settings.load()
     except UsageError as error:
-        log.error("%s; using the default for spare_workers", error)
-        return Settings().spare_workers
-
-
-def _chosen_scratch() -> str | None:
-    """Return the setting; its default where the settings are wrong, or whatever starts meanwhile would count as lost."""
-    try:
-        return Settings.load().scratch
-    except UsageError as error:
-        log.error("%s; using the default for scratch", error)
-        return None
+        log.error("%s; using the defaults on this node", error)
+        return Settings()
 
 
 def _raylet_pid() -> int:

@@ -96,7 +96,7 @@ class Choices:
         missing = [name for name in choice.names if name not in there]
         if missing:
             yield f"not in the cluster: {some(missing, NAMED)}"
-        labels = {label for node in self._nodes for label in node.labels}
+        labels = {label for node in self._nodes for label in node.labels} if choice.where else set()
         for name, condition in choice.where:
             if conditions.needs_label(name, condition) and name not in labels:
                 known = sorted(label for label in labels if not label.startswith(RAY_S_OWN))

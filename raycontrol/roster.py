@@ -18,7 +18,7 @@ from raycontrol.noderows import NodeRows
 from raycontrol.placement import Assignment, Node
 from raycontrol.spec import JobSpec
 from raycontrol.specparts import NAME, NAME_RULE
-from raycontrol.survey import named
+from raycontrol.survey import SeveralNodes, named
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +171,8 @@ class Roster:
         for name in names:
             try:
                 found.update((node.name, None) for node in named(living, [name]))
+            except SeveralNodes:
+                raise
             except UsageError:
                 absent[_checked("a node's name", name)] = None
         return list(found), list(absent)

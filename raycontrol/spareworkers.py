@@ -67,7 +67,7 @@ class SpareWorkers:
             try:
                 await asyncio.to_thread(self._top_up)
             except Exception as error:  # instances start all the same, only later
-                log.warning("this Ray cannot be asked for spare workers: %r", error)
+                log.warning("this Ray cannot be asked for spare workers, or starts none: %r", error)
                 wait_s = self._trouble_s
 
     def disturb(self) -> None:
@@ -83,10 +83,14 @@ class SpareWorkers:
             self._ours |= self._begun(before, missing)
 
     def _begun(self, before: set[int], number: int) -> set[int]:
-        """Return the workers that have been started since; none where Ray takes longer than usual for it."""
+        """Return the workers that have been started since; raises RuntimeError where there are none: to ask again and again could
+        make many of them once this Ray can.
+        """
         deadline = time.monotonic() + BEGIN_S
         while len(new := waiting_workers(self._raylet_pid) - before) < number and time.monotonic() < deadline:
             time.sleep(BEGIN_LOOK_S)
+        if not new:
+            raise RuntimeError("it was asked, and has started none")
         return new
 
 

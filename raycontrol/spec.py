@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -237,13 +238,10 @@ class JobSpec(Part):
     def shown(self) -> dict[str, Any]:
         """This spec as plain JSON values for people: what is not at its default, and what may be secret masked."""
         document = self.without_secrets().model_dump(mode="json", exclude_defaults=True)
-        for part, fields in _of_any_site().items():
-            left = {
-                name: value for name, value in document.get(part, {}).items() if fields.get(name) != value
-            }
-            document = {
-                name: value for name, value in {**document, part: left}.items() if value or name != part
-            }
+        for part, usual in _of_any_site().items():
+            asked = document.pop(part, {})
+            if own := {name: value for name, value in asked.items() if usual.get(name) != value}:
+                document[part] = own
         for part in (document, *document.get("groups", {}).values()):
             env = part.get("env", {})
             secret = [name for name in env if env[name] is not None and is_secret_name(name)]
@@ -282,6 +280,7 @@ class JobSpec(Part):
         return self.model_copy(update={"rdma": rdma, "timeouts": timeouts})
 
 
+@cache
 def _of_any_site() -> dict[str, dict[str, Any]]:
     """Return what ``settled`` puts into every spec where the site has no settings of its own."""
     usual = JobSpec(command="true").settled(Site()).model_dump(mode="json", exclude_defaults=True)

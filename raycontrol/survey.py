@@ -26,6 +26,10 @@ LEAST_OF_ID = 4
 T = TypeVar("T")
 
 
+class SeveralNodes(UsageError):
+    """A text that is to name a node could mean one of several."""
+
+
 @dataclass(frozen=True)
 class Survey:
     """Asks the node actors of a cluster, all at once. Times: ``clock`` is the head's, in epoch seconds.
@@ -137,7 +141,7 @@ def _fitting(rooms: Sequence[Node], name: str) -> list[Node]:
         raise UsageError(f"no node {name!r}; the cluster has {known or 'no nodes'}")
     if not exact and len(by_id) > 1:
         ids = ", ".join(sorted(room.id for room in by_id))
-        raise UsageError(f"{name!r} is the beginning of several nodes' ids: {ids}; give more of it")
+        raise SeveralNodes(f"{name!r} is the beginning of several nodes' ids: {ids}; give more of it")
     return exact or by_id
 
 

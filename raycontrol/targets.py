@@ -11,7 +11,7 @@ from raycontrol.execution import Place, Target
 from raycontrol.job import Instance, Job
 from raycontrol.placement import Node
 from raycontrol.status import InstanceState
-from raycontrol.survey import named
+from raycontrol.survey import SeveralNodes, named
 
 ALIVE = (InstanceState.PREPARED, InstanceState.RUNNING, InstanceState.STOPPING)
 
@@ -42,6 +42,8 @@ def _absent(target: Target, rooms: Sequence[Node]) -> list[str]:
     for name in dict.fromkeys(target.nodes):
         try:
             named(rooms, [name.rpartition("/")[2]])
+        except SeveralNodes:
+            raise
         except UsageError:
             absent.append(name)
     return absent

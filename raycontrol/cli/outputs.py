@@ -43,10 +43,10 @@ def get(
     with services.client(address) as client:
         handle = client.job(job)
         fetched = handle.get_outputs(folder)
-        info = handle.info()
+        info = None if fetched.files else handle.info()
     if as_json:
         services.out.json(asdict(fetched))
-    elif fetched.files:
+    elif info is None:
         services.out.line(
             f"{counted(fetched.files, 'file')}, {size(fetched.size)}, in {ascii_line(fetched.folder)}"
         )

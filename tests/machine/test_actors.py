@@ -13,6 +13,6 @@ def test_wrong_settings_keep_no_actor_from_starting(tmp_path: Path, monkeypatch:
     """An instance that cannot start counts as lost, and uses up a job's retries."""
     monkeypatch.setenv("RAYCONTROL_HOME", str(tmp_path))
     (tmp_path / "settings.yaml").write_text("scratch: /big/disk\n")
-    assert actors._chosen_scratch() == "/big/disk"
+    assert actors._own_settings().scratch == "/big/disk"
     (tmp_path / "settings.yaml").write_text("scratch: /big/disk\nfence_s: 10\n")
-    assert actors._chosen_scratch() is None
+    assert (actors._own_settings().scratch, actors._own_settings().spare_workers) == (None, 1)

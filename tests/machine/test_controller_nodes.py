@@ -98,7 +98,7 @@ async def test_an_offline_node_keeps_its_job_and_gets_no_other_also_after_a_rest
 
 @in_loop
 async def test_a_name_that_no_node_has_yet_may_be_set_offline_but_not_online(tmp_path: Path) -> None:
-    here = site(tmp_path, "a")
+    here = site(tmp_path, "ab")
     await here.controller.started()
     roster = here.controller.roster
     (mark,) = await roster.set_offline(["host-x"], "not mounted yet", "root")
@@ -109,6 +109,9 @@ async def test_a_name_that_no_node_has_yet_may_be_set_offline_but_not_online(tmp
     assert await roster.set_online(["host-x"], "root") == ["host-x"]
     with pytest.raises(UsageError, match="no node 'host-x' is there or offline"):
         await roster.set_online(["host-x"], "root")
+    with pytest.raises(UsageError, match="'id-of' is the beginning of several nodes' ids: id-of-a, id-of-b"):
+        await roster.set_offline(["id-of"], "which one", "root")
+    assert await roster.offline() == []
     with pytest.raises(UsageError, match="reason: must be 1 to 500 printable characters, got ' '"):
         await roster.set_offline(["a"], " ", "root")
     await here.kill()

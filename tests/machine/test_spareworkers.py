@@ -60,11 +60,11 @@ def raylet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRaylet]:
         yield made
 
 
-def keep(wanted: int, until: Callable[[], bool]) -> None:
+def keep(wanted: int, until: Callable[[], bool], trouble_s: float = 0.05) -> None:
     """Keep so many until this is true, and for ten looks longer."""
 
     async def go() -> None:
-        spares = SpareWorkers("unused", os.getpid(), wanted, look_s=0.05, quiet_s=0.01, trouble_s=0.05)
+        spares = SpareWorkers("unused", os.getpid(), wanted, look_s=0.05, quiet_s=0.01, trouble_s=trouble_s)
         keeping = asyncio.ensure_future(spares.keep())
         deadline = time.monotonic() + 20
         while not until() and time.monotonic() < deadline:
@@ -108,3 +108,13 @@ def test_a_ray_that_cannot_be_asked_is_asked_again_later(
     raylet.error = AttributeError("no PrestartWorkers")
     keep(1, until=lambda: len(raylet.asked) > 1)
     assert "this Ray cannot be asked for spare workers" in caplog.text
+
+
+def test_a_ray_that_starts_none_is_not_asked_again_and_again(
+    raylet: FakeRaylet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may start all of them later."""
+    monkeypatch.setattr(spareworkers, "ask_for_workers", lambda _, number: raylet.asked.append(number))
+    monkeypatch.setattr(spareworkers, "BEGIN_S", 0.1)
+    keep(1, until=lambda: "has started none" in caplog.text, trouble_s=600)
+    assert raylet.asked == [1]
